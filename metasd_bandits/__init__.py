@@ -1,0 +1,27 @@
+"""Bandit policies, rewards, regret, traces and replay for speculative decoding.
+
+The ground floor of MetaSD: numpy, scipy and numba; no torch, no text.
+"""
+
+from metasd_bandits.checks import ConfigError
+from metasd_bandits.policy import Decision, Policy
+from metasd_bandits.registry import POLICIES, make_policy, register_policy
+from metasd_bandits.rewards import REWARDS, make_reward
+from metasd_bandits.round import Round
+from metasd_bandits.trace import Trace, TraceHeader, TraceWriter, read_trace
+
+__all__ = [
+    "POLICIES",
+    "REWARDS",
+    "ConfigError",
+    "Decision",
+    "Policy",
+    "Round",
+    "Trace",
+    "TraceHeader",
+    "TraceWriter",
+    "make_policy",
+    "make_reward",
+    "read_trace",
+    "register_policy",
+]

@@ -1,0 +1,1 @@
+"""One file per policy: its equation, its source, three compiled functions and a class."""

@@ -1,0 +1,70 @@
+r"""One arm, always: a single drafter, or the oracle when the arm is the best one.
+
+.. math:: a_t = i
+
+Where the arm is masked for a round, the available arms share the choice uniformly.
+A decision costs O(K), an update O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from metasd_bandits import checks
+from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.state import pick_max, record, share_max
+
+__all__ = ["Fixed"]
+
+
+@njit(cache=True)
+def _index(s):
+    s.score[:] = 0.0
+    s.score[int(s.theta[0])] = 1.0
+
+
+@njit(cache=True)
+def select(s, stream):
+    _index(s)
+    return pick_max(s, stream)
+
+
+@njit(cache=True)
+def update(s, arm, reward, cost, propensity):
+    record(s, arm, reward)
+
+
+@njit(cache=True)
+def probabilities(s):
+    _index(s)
+    share_max(s)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(CompiledPolicy):
+    """Always the same arm.
+
+    Parameters
+    ----------
+    arm : int, default 0
+        The arm's place, in [0, K).
+
+    Examples
+    --------
+    >>> policy = Fixed(arm=2)
+    >>> policy.reset(n_arms=3, seed=0)
+    >>> [policy.select() for _ in range(3)]
+    [2, 2, 2]
+    """
+
+    name = "fixed"
+    arm: int = 0
+
+    def __post_init__(self) -> None:
+        checks.integer("arm", self.arm, 0)
+
+    def reset(self, n_arms: int, seed: int | None = None) -> None:
+        checks.integer("arm", self.arm, 0, n_arms - 1)
+        super().reset(n_arms, seed)

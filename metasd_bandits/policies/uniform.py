@@ -1,0 +1,52 @@
+r"""Rand: every available arm with the same probability, whatever was learned.
+
+.. math:: p_t(i) = 1 / K
+
+The paper's baseline "Rand" and the logging policy that offline evaluation likes best.
+A decision costs O(K), an update O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.state import pick_max, record, share_max
+
+__all__ = ["Uniform"]
+
+
+@njit(cache=True)
+def select(s, stream):
+    s.score[:] = 0.0
+    return pick_max(s, stream)
+
+
+@njit(cache=True)
+def update(s, arm, reward, cost, propensity):
+    record(s, arm, reward)
+
+
+@njit(cache=True)
+def probabilities(s):
+    s.score[:] = 0.0
+    share_max(s)
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform(CompiledPolicy):
+    """Uniformly random arms (the paper's "Rand").
+
+    Examples
+    --------
+    >>> policy = Uniform()
+    >>> policy.reset(n_arms=4, seed=0)
+    >>> policy.probabilities().tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    >>> policy.probabilities(available=[True, False, True, False]).tolist()
+    [0.5, 0.0, 0.5, 0.0]
+    """
+
+    name = "uniform"

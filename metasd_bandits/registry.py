@@ -1,0 +1,87 @@
+"""Policies by name, with keyword hyperparameters: the same names in Python and on command lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from metasd_bandits import checks
+from metasd_bandits.policies.fixed import Fixed
+from metasd_bandits.policies.ucb import UCB
+from metasd_bandits.policies.uniform import Uniform
+from metasd_bandits.policy import Policy
+
+__all__ = ["POLICIES", "make_policy", "register_policy"]
+
+POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in (Fixed, UCB, Uniform)}
+
+
+def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
+    """A policy from its name, ``"ucb"``, or its name with hyperparameters, ``"ucb:beta=0.5"``.
+
+    Parameters
+    ----------
+    policy : str or Policy
+        A `Policy` is returned as it is (hyperparameters are refused then).
+    **hyperparameters
+        Passed to the policy's class; those written behind the colon are parsed as numbers.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If the name or a hyperparameter is unknown (the near match is named), or a value out of
+        range.
+
+    Examples
+    --------
+    >>> make_policy("ucb", beta=0.5)
+    UCB(beta=0.5)
+    >>> make_policy("fixed:arm=1")
+    Fixed(arm=1)
+    >>> make_policy("ucv")
+    Traceback (most recent call last):
+    metasd_bandits.checks.ConfigError: unknown policy 'ucv'; did you mean 'ucb'? Known: ...
+    """
+    if isinstance(policy, Policy):
+        if hyperparameters:
+            raise checks.ConfigError("hyperparameters go with a policy's name, not with an object")
+        return policy
+    name, _, written = policy.partition(":")
+    cls = POLICIES[checks.choice("policy", name, POLICIES)]
+    given = {**_parse(written), **hyperparameters}
+    known = _hyperparameters(cls)
+    for key in given:
+        checks.choice(f"hyperparameter of {name!r}", key, known)
+    return cls(**given)
+
+
+def register_policy(cls: type[Policy]) -> type[Policy]:
+    """Make a policy class known to `make_policy` and the command lines under its ``name``."""
+    POLICIES[cls.name] = cls
+    return cls
+
+
+def _hyperparameters(cls: type[Policy]) -> list[str]:
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    return list(inspect.signature(cls).parameters)
+
+
+def _parse(written: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in filter(None, written.split(",")):
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise checks.ConfigError(f"cannot read {item!r}; write hyperparameters as name=value")
+        values[key.strip()] = _value(text.strip())
+    return values
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,71 @@
+"""The round record: everything one round of speculative decoding can teach."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Round"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: a drafter proposes a block, one target forward verifies it.
+
+    The simulator produces it, the decoder records it, a trace stores it, replay reads it back.
+
+    Attributes
+    ----------
+    query : str
+        Which prompt (and, in a batch, which row) the round belongs to.
+    index : int
+        The round's place within its query, from 0.
+    arm : int
+        The drafter that was used, an index into the trace header's ``arms``.
+    drafted : int
+        Tokens drafted, 0..N.
+    accepted : int
+        Drafted tokens that verification accepted, 0..drafted.
+    emitted : int
+        Tokens that reached the output: accepted + 1, less what a stop cut off.
+    block_efficiency : float
+        ``accepted / drafted``, in [0, 1]; 0 where nothing was drafted.
+    block_divergence : float
+        Mean of 1 - TV(p_j, q_j) over the drafted positions, in [0, 1]; 0 where nothing was drafted.
+    reward : float
+        What the policy was given, in [0, 1].
+    propensity : float
+        Probability with which the policy chose the arm, in (0, 1]; NaN where it could not tell.
+    draft_seconds, verify_seconds, switch_seconds : float
+        Wall time of drafting, of the target's forward with verification, and of bringing a
+        drafter's cache up to date.
+    owed : int
+        Tokens the drafter had to catch up on before it could draft.
+    step : float
+        The round's duration in plain target steps (the cost a cost-aware policy sees); NaN if
+        it was not measured.
+    rewards : tuple of float, optional
+        Every arm's reward in this round, where all were scored (a full-information round).
+    """
+
+    query: str
+    index: int
+    arm: int
+    drafted: int
+    accepted: int
+    emitted: int
+    block_efficiency: float
+    block_divergence: float
+    reward: float
+    propensity: float = math.nan
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    switch_seconds: float = 0.0
+    owed: int = 0
+    step: float = math.nan
+    rewards: tuple[float, ...] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the round, without the bandit's own."""
+        return self.draft_seconds + self.verify_seconds + self.switch_seconds

@@ -1,0 +1,1 @@
+"""Target, drafters, verification and the decode loop: MetaSD on PyTorch and transformers."""

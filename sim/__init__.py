@@ -1,0 +1,1 @@
+"""Numba acceptance simulators, calibration to published tables, regret studies, plots."""
