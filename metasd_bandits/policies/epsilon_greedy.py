@@ -18,7 +18,7 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import explore, sampling_rule
+from metasd_bandits.rules import explore, learn_mean, sampling_rule
 from metasd_bandits.state import trials
 
 __all__ = ["EpsilonGreedy"]
@@ -32,6 +32,7 @@ def weigh(s):
 
 
 select, probabilities, propensity = sampling_rule(weigh)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)

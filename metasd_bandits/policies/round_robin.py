@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numba import njit
 
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import index_rule
+from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import pick_max
 
 __all__ = ["RoundRobin"]
@@ -27,6 +27,7 @@ def index(s):
 
 
 _, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @njit
