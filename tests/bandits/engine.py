@@ -42,3 +42,13 @@ def regrets(fresh, streams, means, T):
             update(s, arm, reward, 1.0, np.nan)
             out[run] += means.max() - means[arm]
     return out
+
+
+@njit(cache=True)
+def extremes(buffer, rounds, propensity):
+    """Unit rewards, nearly all of them arm 3's, then zeros, each as improbable as can be."""
+    s = view(buffer)
+    for i in range(rounds // 2):
+        update(s, i % s.score.size if i % 1000 == 0 else 3, 1.0, 1.0, propensity)
+    for i in range(rounds // 2):
+        update(s, i % s.score.size, 0.0, 1.0, propensity)
