@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_beta_quadrature_agrees_with_scipy(a, b):
         edges = [0.0, *cuts, 1.0]
         parts = [
             integrate.quad(density, lo, hi, epsabs=1e-13, epsrel=1e-11, limit=200)[0]
-            for lo, hi in zip(edges, edges[1:], strict=False)
+            for lo, hi in itertools.pairwise(edges)
         ]
         assert law.mean() > 0
         assert found[i] == pytest.approx(1.0 - sum(parts), abs=3e-9)
