@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform, word
 
-__all__ = ["beta", "gamma", "normal"]
+__all__ = ["beta_odds", "gamma", "normal"]
 
 _LAYERS = 256
 _TAIL = 3.654152885361009  # where 256 layers of equal area close at the top; a test checks it
@@ -91,8 +91,9 @@ def gamma(stream, shape):
 
 
 @kernel
-def beta(stream, a, b):
-    """Next Beta(a, b) draw, a and b at least 0.1 (below, both gammas may underflow)."""
-    x = gamma(stream, a)
-    y = gamma(stream, b)
-    return x / (x + y)
+def beta_odds(stream, a, b):
+    """The odds x / (1 - x) of the next Beta(a, b) draw x, for a and b of at least 0.1.
+
+    They rank draws as x does, but draws near 1, where small b piles them up, stay apart.
+    """
+    return gamma(stream, a) / gamma(stream, b)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.draws import beta, normal
+from metasd_bandits.draws import beta_odds, normal
 from metasd_bandits.kernel import kernel
 from metasd_bandits.state import pick_max, record
 
@@ -51,7 +51,7 @@ def select(s, stream):
         if s.available[i] != 0.0:
             first, second = posterior(s, i)
             if s.theta[0] == BETA:
-                s.score[i] = beta(stream, first, second)
+                s.score[i] = beta_odds(stream, first, second)
             else:
                 s.score[i] = first + second * normal(stream)
     return pick_max(s, stream)
