@@ -1,4 +1,4 @@
-"""Committing a round: emit what verification allows, up to the first stop, and roll back the rest."""
+"""Committing a round: emit what verification allows, to the first stop; roll back the rest."""
 
 from __future__ import annotations
 
