@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-__all__ = ["Estimate", "ReplayError", "UnitSums", "bootstrap_interval"]
+__all__ = ["Bootstrap", "Estimate", "ReplayError", "UnitSums"]
 
 MOST_UNITS = 2048
 FEWEST_UNITS = 10
@@ -117,59 +117,55 @@ class UnitSums:
         return self._sums[: self._used]
 
 
-def bootstrap_interval(
-    sums: NDArray[np.float64],
-    statistic: Statistic,
-    level: float = 0.95,
-    seed: int = 0,
-    resamples: int = 999,
-) -> tuple[float, float]:
-    """Bias-corrected and accelerated bootstrap interval for a function of total sums.
+class Bootstrap:
+    """Resampled totals, drawn once, from which any number of intervals can be read.
 
     Parameters
     ----------
     sums : (U, C) array
-        Sums by independent unit.
-    statistic : callable
-        (R, C) totals -> (R,) values.
+        Sums by independent unit; units are drawn with replacement.
     level : float
         Nominal coverage.
     seed : int
         Of the resampling.
     resamples : int
 
-    Returns
-    -------
-    low, high : float
-        NaN with fewer than 10 units.
-
     Notes
     -----
-    Efron (1987), "Better bootstrap confidence intervals". The acceleration comes from leaving
-    out one unit at a time.
+    Bias-corrected and accelerated intervals, Efron (1987), "Better bootstrap confidence
+    intervals"; the acceleration comes from leaving out one unit at a time.
     """
-    U = len(sums)
-    if U < FEWEST_UNITS:
-        return math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    total = sums.sum(axis=0)
-    value = float(statistic(total[None])[0])
-    chunk = max(1, 400_000 // U)
-    draws = np.concatenate(
-        [
-            statistic(sums[rng.integers(0, U, (min(chunk, resamples - r), U))].sum(axis=1))
-            for r in range(0, resamples, chunk)
-        ]
-    )
-    draws = np.sort(draws[np.isfinite(draws)])
-    if not len(draws) or draws[0] == draws[-1]:
-        return value, value
-    below = (np.sum(draws < value) + 0.5 * np.sum(draws == value)) / len(draws)
-    bias = ndtri(np.clip(below, 0.5 / len(draws), 1.0 - 0.5 / len(draws)))
-    jackknife = statistic(total - sums)
-    spread = jackknife.mean() - jackknife
-    scale = float((spread**2).sum()) ** 1.5
-    acceleration = float((spread**3).sum()) / (6.0 * scale) if scale > 0.0 else 0.0
-    z = bias + ndtri(np.array([(1.0 - level) / 2.0, (1.0 + level) / 2.0]))
-    low, high = np.quantile(draws, ndtr(bias + z / (1.0 - acceleration * z)))
-    return float(low), float(high)
+
+    def __init__(
+        self, sums: NDArray[np.float64], level: float = 0.95, seed: int = 0, resamples: int = 999
+    ) -> None:
+        self._sums, self._level = sums, level
+        U = len(sums)
+        rng = np.random.default_rng(seed)
+        self._totals = np.empty((resamples if U >= FEWEST_UNITS else 0, sums.shape[1]))
+        for r in range(0, len(self._totals), 100):
+            part = self._totals[r : r + 100]
+            drawn = rng.integers(0, U, (len(part), U)) + U * np.arange(len(part))[:, None]
+            counts = np.bincount(drawn.ravel(), minlength=part.shape[0] * U).reshape(-1, U)
+            part[:] = counts @ sums
+
+    def interval(self, statistic: Statistic) -> tuple[float, float]:
+        """The interval of a function of totals, (R, C) -> (R,); NaN with fewer than 10 units."""
+        if not len(self._totals):
+            return math.nan, math.nan
+        total = self._sums.sum(axis=0)
+        value = float(statistic(total[None])[0])
+        draws = statistic(self._totals)
+        draws = np.sort(draws[np.isfinite(draws)])
+        if not len(draws) or draws[0] == draws[-1]:
+            return value, value
+        below = (np.sum(draws < value) + 0.5 * np.sum(draws == value)) / len(draws)
+        bias = ndtri(np.clip(below, 0.5 / len(draws), 1.0 - 0.5 / len(draws)))
+        jackknife = statistic(total - self._sums)
+        spread = jackknife.mean() - jackknife
+        scale = float((spread**2).sum()) ** 1.5
+        acceleration = float((spread**3).sum()) / (6.0 * scale) if scale > 0.0 else 0.0
+        tail = (1.0 - self._level) / 2.0
+        z = bias + ndtri(np.array([tail, 1.0 - tail]))
+        low, high = np.quantile(draws, ndtr(bias + z / (1.0 - acceleration * z)))
+        return float(low), float(high)

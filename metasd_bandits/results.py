@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from metasd_bandits.intervals import (
     FEWEST_UNITS,
+    Bootstrap,
     Estimate,
     ReplayError,
     Statistic,
     UnitSums,
-    bootstrap_interval,
 )
 from metasd_bandits.policy import Policy
 from metasd_bandits.tally import Tally
@@ -85,7 +85,7 @@ def difference(a: ReplayResult, b: ReplayResult, quantity: str, seed: int = 0) -
         return statistic(pair[:, 0]) - statistic(pair[:, 1])
 
     flat = both.reshape(rows, -1)
-    low, high = bootstrap_interval(flat, gap, one.level, seed)
+    low, high = Bootstrap(flat, one.level, seed).interval(gap)
     return Estimate(
         quantity, one.value - other.value, low, high, one.level, a.method, one.unit, rows,
         one.rounds, min(one.accepted, other.accepted), min(one.effective, other.effective),
@@ -132,12 +132,15 @@ def summed_up(
     accepted = sum(t.accepted for t in tallies) / len(tallies)
     if not accepted:
         asked = dict.fromkeys(asked, "no round of the log was accepted")
+    bootstraps = {"query": Bootstrap(by_query, options.level)}
+    if unit != "query":
+        bootstraps[unit] = Bootstrap(by_round, options.level)
     estimates = {}
     for quantity in (q for q, reason in asked.items() if not reason):
         of = "query" if " to " in quantity else unit
         sums = by_query if of == "query" else by_round
         statistic = _statistic(quantity)
-        low, high = bootstrap_interval(sums, statistic, options.level)
+        low, high = bootstraps[of].interval(statistic)
         estimates[quantity] = Estimate(
             quantity,
             float(statistic(sums.sum(axis=0)[None])[0]),

@@ -8,7 +8,7 @@ import pytest
 
 from metasd_bandits import ConfigError, Policy, Round, Trace, TraceHeader, make_policy
 from metasd_bandits.columns import ColumnReader
-from metasd_bandits.intervals import ReplayError, UnitSums, bootstrap_interval
+from metasd_bandits.intervals import Bootstrap, ReplayError, UnitSums
 from metasd_bandits.parquet import write_parquet
 from metasd_bandits.rejection import rejection_replay
 from metasd_bandits.replay import decisions, full_replay
@@ -63,6 +63,7 @@ def replayed(source, policy, scope, seed):
     return np.concatenate(parts).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:policy 'plain'")
 @pytest.mark.parametrize("scope", ["query", "carried"])
 @pytest.mark.parametrize("policy", [*NAMES, "plain"])
 def test_full_replay_takes_the_decisions_of_the_live_policy(policy, scope):
@@ -74,6 +75,7 @@ def test_full_replay_takes_the_decisions_of_the_live_policy(policy, scope):
         assert replayed(reader, policy, scope, seed) == live
 
 
+@pytest.mark.filterwarnings("ignore:policy 'plain'")
 @pytest.mark.parametrize("policy", ["ucb", "uniform", "plain"])
 def test_arms_that_could_not_serve_are_masked_as_they_are_live(policy):
     policy = Plain() if policy == "plain" else policy
@@ -291,11 +293,11 @@ def test_the_bootstrap_of_a_mean_is_the_textbook_interval():
     rng = np.random.default_rng(3)
     x = rng.exponential(size=(400, 1))
     sums = np.hstack([np.ones_like(x), x])
-    low, high = bootstrap_interval(sums, lambda t: t[:, 1] / t[:, 0], 0.95, resamples=4000)
+    low, high = Bootstrap(sums, 0.95, resamples=4000).interval(lambda t: t[:, 1] / t[:, 0])
     half = 1.96 * x.std(ddof=1) / math.sqrt(400)
     assert (high - low) / 2 == pytest.approx(half, rel=0.06)
     assert low == pytest.approx(x.mean() - half, abs=0.25 * half)
-    assert all(np.isnan(bootstrap_interval(sums[:9], lambda t: t[:, 1])))
+    assert all(np.isnan(Bootstrap(sums[:9]).interval(lambda t: t[:, 1])))
 
 
 def test_few_queries_resample_blocks_of_rounds_and_say_so():
