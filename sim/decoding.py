@@ -13,7 +13,7 @@ from sim.acceptance.base import Place
 from sim.defaults import begin, draft, select, update, view  # bound by specialise
 from sim.schedules import place
 
-BE, BD, THROUGHPUT = 0, 1, 2
+BE, BD, PER_ROUND, PER_TIME = range(4)
 ROUNDS, TOKENS, STEPS, SWITCHES, OWED, REWARD, BE_SUM, BD_SUM = range(8)
 
 
@@ -24,6 +24,8 @@ def worth(kind, accepted, efficiency, divergence, steps, N):
         return efficiency
     if kind == BD:
         return divergence
+    if kind == PER_ROUND:
+        return (accepted + 1) / (N + 1)
     return min(1.0, (accepted + 1) / (steps * (N + 1)))
 
 

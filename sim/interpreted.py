@@ -15,7 +15,7 @@ __all__ = ["interpret"]
 
 
 def interpret(
-    template: ModuleType, policy: Policy, kernels: dict[str, Callable[..., Any]]
+    template: ModuleType, policy: Policy | None, kernels: dict[str, Callable[..., Any]]
 ) -> ModuleType:
     """`template` as plain Python, with the policy's methods in the places of its kernels."""
     lines = [

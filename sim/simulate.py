@@ -20,7 +20,8 @@ from metasd_bandits.policy import Policy
 from metasd_bandits.registry import make_policy
 from metasd_bandits.specialise import specialise
 from metasd_bandits.state import view
-from sim import decoding, pulling
+from sim import decoding, drafting, pulling
+from sim.acceptance.base import AcceptanceModel, Place
 from sim.arms import Arms
 from sim.environment import Environment, check_schedule
 from sim.interpreted import interpret
@@ -28,9 +29,22 @@ from sim.lengths import make_lengths
 from sim.schedules import Schedule, Stationary
 from sim.streams import replication_streams
 
-__all__ = ["BanditRuns", "InterpretedWarning", "Runs", "simulate", "simulate_bandit"]
+__all__ = [
+    "BanditRuns",
+    "InterpretedWarning",
+    "Rounds",
+    "Runs",
+    "sample_rounds",
+    "simulate",
+    "simulate_bandit",
+]
 
-_REWARDS = {"be": decoding.BE, "bd": decoding.BD, "throughput": decoding.THROUGHPUT}
+_REWARDS = {
+    "be": decoding.BE,
+    "bd": decoding.BD,
+    "tokens": decoding.PER_ROUND,
+    "throughput": decoding.PER_TIME,
+}
 
 
 class InterpretedWarning(UserWarning):
@@ -131,8 +145,8 @@ def simulate(
     policy : str or Policy
         As `metasd_bandits.make_policy` reads it; a `Policy` of your own runs as well. The object
         itself is left as it is.
-    reward : {"be", "bd", "throughput"}, default "be"
-        What the policy learns from.
+    reward : {"be", "bd", "tokens", "throughput"}, default "be"
+        What the policy learns from (`metasd_bandits.rewards`).
     replications : int, default 1000
         Queries R, at least 1.
     seed, first : int, default 0
@@ -247,6 +261,69 @@ def simulate_bandit(
         lambda run, a, b, fresh: run(a, b, fresh, both, horizon, world, at, totals, pulls, curves),
     )
     return BanditRuns(totals, pulls, at, curves[..., 0], curves[..., 1:])
+
+
+class Rounds(NamedTuple):
+    """Independent looks at one drafter's rounds, each array of shape (R,).
+
+    Attributes
+    ----------
+    accepted : int64
+        N_acc.
+    be, bd : float64
+        Block efficiency and block divergence of the same draw.
+    """
+
+    accepted: NDArray[np.int64]
+    be: NDArray[np.float64]
+    bd: NDArray[np.float64]
+
+
+def sample_rounds(
+    model: AcceptanceModel,
+    arm: int,
+    *,
+    rounds: int,
+    seed: int = 0,
+    domain: int = 0,
+    to: int | None = None,
+    weight: float = 0.0,
+    in_a_row: int = 1,
+) -> Rounds:
+    """Draw rounds of one drafter, without any policy.
+
+    Parameters
+    ----------
+    model : AcceptanceModel
+    arm : int
+        The drafter, in [0, K).
+    rounds : int
+        R, at least 1.
+    seed : int, default 0
+    domain, to, weight
+        The place in a schedule (`Place`).
+    in_a_row : int, default 1
+        Rounds of one query before the next begins: 1 gives independent rounds, R one long query.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If a value is out of range.
+    """
+    checks.integer("arm", arm, 0, model.n_arms - 1)
+    checks.integer("rounds", rounds, 1)
+    checks.integer("in_a_row", in_a_row, 1)
+    checks.integer("domain", domain, 0, model.n_domains - 1)
+    checks.number("weight", weight, 0.0, 1.0, open_high=True)
+    kernels = {"begin": model.begin, "draft": model.draft}
+    compiled = all(isinstance(kernel, Dispatcher) for kernel in kernels.values())
+    engine = specialise(drafting, **kernels) if compiled else interpret(drafting, None, kernels)
+    out = Rounds(np.zeros(rounds, np.int64), np.zeros(rounds), np.zeros(rounds))
+    place = Place(0, domain, domain if to is None else to, weight)
+    stream = replication_streams(seed, 0, 1).world[0]
+    memory = np.zeros(model.memory_size())
+    engine.run(model.parameters(), memory, arm, place, stream, in_a_row, out.accepted, out.be, out.bd)
+    return out
 
 
 class Player:

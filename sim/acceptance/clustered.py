@@ -98,7 +98,11 @@ def beta_cells(alpha: float, spread: float) -> NDArray[np.float64]:
         below = np.clip(edges - (1.0 - alpha), 0.0, None)
     else:
         a, b = alpha * (1.0 / spread - 1.0), (1.0 - alpha) * (1.0 / spread - 1.0)
-        below = alpha * special.betainc(a + 1.0, b, special.betaincinv(a, b, edges))
+        x, y = special.betaincinv(a, b, edges), special.betaincinv(b, a, 1.0 - edges)
+        # E[rate; below the quantile], from whichever end of [0, 1] keeps its digits
+        from_zero = alpha * special.betainc(a + 1.0, b, x)
+        from_one = alpha - (1.0 - edges) + (1.0 - alpha) * special.betainc(b + 1.0, a, y)
+        below = np.where(x < 0.5, from_zero, from_one)
     return np.clip(np.diff(below) * CELLS, 0.0, 1.0)
 
 
@@ -166,20 +170,19 @@ class Clustered(AcceptanceModel):
 
     def run_law(self) -> NDArray[np.float64]:
         """P(N_acc >= k) for k = 0..N, shape (D, K, N + 1), by quadrature over the ease."""
-        nodes, weights = special.roots_hermitenorm(96)
-        weights = weights / weights.sum()
-        given_ease = self.rate_given_ease(nodes)  # (D, K, nodes)
-        powers = given_ease[..., None] ** np.arange(self.draft_length + 1)
+        lengths = np.arange(self.draft_length + 1)
+        if self.cluster == 1.0:  # one rate for the whole block
+            return (self.cells()[..., None] ** lengths).mean(2)
+        nodes = np.linspace(-8.0, 8.0, 257)
+        weights = np.exp(-0.5 * nodes**2) / np.exp(-0.5 * nodes**2).sum()
+        powers = self.rate_given_ease(nodes)[..., None] ** lengths  # (D, K, nodes, N + 1)
         return np.einsum("dkxn,x->dkn", powers, weights)
 
     def rate_given_ease(self, ease: NDArray[np.float64]) -> NDArray[np.float64]:
-        """E[a | z] for each value of the ease, shape (D, K, len(ease))."""
+        """E[a | z] for each value of the ease, shape (D, K, len(ease)); needs cluster < 1."""
         edges = special.ndtri(np.linspace(0.0, 1.0, CELLS + 1))
         own = math.sqrt(1.0 - self.cluster)
         shift = math.sqrt(self.cluster) * np.asarray(ease)[:, None]
-        if own == 0.0:
-            inside = (edges[:-1] <= shift) & (shift < edges[1:])
-            return np.einsum("dkm,xm->dkx", self.cells(), inside.astype(float))
         probability = np.diff(special.ndtr((edges - shift) / own), axis=1)
         return np.einsum("dkm,xm->dkx", self.cells(), probability)
 
