@@ -69,6 +69,6 @@ def _row(name: str, value: Any, n_arms: int) -> NDArray[np.float64]:
             f"{name}={value!r} has {row.size} values; give one, or one for each of the {n_arms} "
             "drafters"
         )
-    for x in row:
+    for x in row.tolist():
         checks.number(name, x, 0.0)
     return np.array(np.broadcast_to(row, n_arms))

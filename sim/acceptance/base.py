@@ -96,6 +96,6 @@ def rates_by_domain(name: str, values: Any) -> NDArray[np.float64]:
         ) from None
     if table.ndim != 2 or table.shape[1] == 0:
         raise checks.ConfigError(f"{name}={values!r} holds no drafter; give at least one rate")
-    for value in table.ravel():
+    for value in table.ravel().tolist():
         checks.number(name, value, 0.0, 1.0)
     return table
