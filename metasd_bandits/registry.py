@@ -7,14 +7,35 @@ import inspect
 from typing import Any
 
 from metasd_bandits import checks
+from metasd_bandits.policies.d_ucb import DiscountedUCB
+from metasd_bandits.policies.etc import ExploreThenCommit
+from metasd_bandits.policies.exp3 import EXP3
 from metasd_bandits.policies.fixed import Fixed
+from metasd_bandits.policies.hedge import Hedge
+from metasd_bandits.policies.kl_ucb import KLUCB
+from metasd_bandits.policies.sh import SequentialHalving
+from metasd_bandits.policies.sw_ucb import SlidingWindowUCB
+from metasd_bandits.policies.thompson import Thompson
 from metasd_bandits.policies.ucb import UCB
 from metasd_bandits.policies.uniform import Uniform
 from metasd_bandits.policy import Policy
 
 __all__ = ["POLICIES", "make_policy", "register_policy"]
 
-POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in (Fixed, UCB, Uniform)}
+_BUILT_IN: tuple[type[Policy], ...] = (
+    DiscountedUCB,
+    EXP3,
+    ExploreThenCommit,
+    Fixed,
+    Hedge,
+    KLUCB,
+    SequentialHalving,
+    SlidingWindowUCB,
+    Thompson,
+    UCB,
+    Uniform,
+)
+POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in _BUILT_IN}
 
 
 def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
