@@ -74,6 +74,11 @@ class Sampling:
         Draw from the processed distribution, or take its first maximum.
     seed, row : int
         Key of the random numbers.
+
+    Attributes
+    ----------
+    drawn : list of (token, probs)
+        What `propose` has drawn for the present block, in order (nothing if greedy).
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Sampling:
         self.seed = seed
         self.row = row
         self._block = 0
+        self.drawn: list[tuple[int, Tensor]] = []
         self._drafters = LogitsProcessorList(
             p for p in self.processors if isinstance(p, _DRAFTERS_TOO)
         )
@@ -101,6 +107,7 @@ class Sampling:
         choice of its drafter, and the output would no longer follow the target.
         """
         self._block = position
+        self.drawn = []
 
     def uniform(self, position: int, purpose: Purpose) -> float:
         """The random number for a purpose at a position of the sequence."""
@@ -139,7 +146,10 @@ class Sampling:
         if not self.do_sample:
             return int(scores[0].argmax()), probs
         u = uniform(self.seed, self.row, len(tokens), Purpose.DRAFT, self._block)
-        return draw(probs, u), probs
+        token = draw(probs, u)
+        if len(tokens) == self._block + len(self.drawn):
+            self.drawn.append((token, probs))
+        return token, probs
 
 
 def _process(

@@ -66,7 +66,9 @@ class LanguageModel(Drafter):
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Keep of what was read the part that stands."""
         stands = min(self._committed, len(self._read))
-        while stands < min(len(self._read), len(tokens)) and self._read[stands] == tokens[stands]:
+        # The text's last token is always left to read: its forward gives the next draft's logits.
+        most = min(len(self._read), len(tokens) - 1)
+        while stands < most and self._read[stands] == tokens[stands]:
             stands += 1
         self._lm.rollback(len(self._read) - stands)
         del self._read[stands:]

@@ -193,6 +193,49 @@ def test_texts_that_end_early():
     assert deviation(law, own_law(target, [0], 3, eos=eos)) < EXACT
 
 
+class Breaks(TableDrafter):
+    """A table drafter that raises (or whose logits are NaN) once some token was drafted."""
+
+    def __init__(self, name, logits, on, how):
+        super().__init__(name, logits)
+        self.on, self.how = on, how
+
+    def propose(self, tokens, n, sampling):
+        sound = self.logits
+
+        def breaking(text):
+            if len(text) > len(tokens) and text[-1] == self.on:
+                if self.how == "raises":
+                    raise RuntimeError("broken")
+                return [math.nan] * len(sound(text))
+            return sound(text)
+
+        self.logits = breaking
+        try:
+            draft = super().propose(tokens, n, sampling)
+        finally:
+            self.logits = sound
+        if self.how == "returns nonsense" and self.on in draft.tokens:
+            draft.probs = draft.probs * math.nan
+        return draft
+
+
+@pytest.mark.filterwarnings("ignore:drafter .* is disabled:RuntimeWarning")
+@pytest.mark.parametrize("how", ["raises", "is NaN", "returns nonsense"])
+@pytest.mark.parametrize("on", [0, 1, 2])
+def test_a_drafter_that_breaks_on_what_it_drew(how, on):
+    """What it drew before it broke stands: discarding it would favour the tokens it survives."""
+    target = TableTarget(table(14, 3), 3)
+    pool = [
+        Breaks("first", table(15, 3), on, how),
+        Breaks("second", table(16, 3), (on + 1) % 3, how),
+        TableDrafter("third", table(17, 3)),
+    ]
+    law = decode_law(target, pool, [0], 3, policy=ByLastReward(), draft_length=3)
+    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
+    assert deviation(law, own_law(target, [0], 3)) < EXACT
+
+
 # -- The enumeration can fail: each of these is a mistake that somebody made -----------------
 
 
@@ -238,6 +281,14 @@ def test_mistakes_in_verification_bend_the_law(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(verify, name, mistake)
             assert adaptive_deviation() > 1e-3, name
+
+
+@pytest.mark.filterwarnings("ignore:drafter .* is disabled:RuntimeWarning")
+def test_discarding_a_broken_draft_bends_the_law(monkeypatch):
+    monkeypatch.setattr("metasd_runtime.select.drawn_block", lambda sampling, n: Draft())
+    target = TableTarget(table(14, 3), 3)
+    pool = [Breaks("first", table(15, 3), 0, "raises"), TableDrafter("second", table(16, 3))]
+    assert deviation(decode_law(target, pool, [0], 3), own_law(target, [0], 3)) > 1e-3
 
 
 def test_one_number_for_coin_and_replacement_bends_the_law(monkeypatch):
