@@ -322,7 +322,9 @@ def sample_rounds(
     place = Place(0, domain, domain if to is None else to, weight)
     stream = replication_streams(seed, 0, 1).world[0]
     memory = np.zeros(model.memory_size())
-    engine.run(model.parameters(), memory, arm, place, stream, in_a_row, out.accepted, out.be, out.bd)
+    engine.run(
+        model.parameters(), memory, arm, place, stream, in_a_row, out.accepted, out.be, out.bd
+    )
     return out
 
 
