@@ -130,7 +130,11 @@ def estimate(
     _check_weights(sums, unit)
     if unit == "round" and len(sums) < done:
         unit = "block of rounds"
-    quantities = ["reward per round", "tokens per round"]
+    quantities = ["reward per round"]
+    if reader.header.draft_length:
+        quantities.append("tokens per round")
+    elif tokens is not None:
+        raise ReplayError("this log holds no tokens (it was imported); leave tokens out")
     quantities += [f"rounds to {tokens} tokens"] if tokens is not None else []
     largest_outcome = (1.0, float(reader.header.draft_length + 1))
     bootstrap, result = Bootstrap(sums, level, seed), []
