@@ -47,7 +47,7 @@ class Curves:
     rounds : (P,) array
         Rounds of a query at which the curves are given (each the end of a bin).
     reward : Curve
-        Mean reward within the bin.
+        Mean reward from the query's first round to this one.
     regret : Curve
         Cumulated reward lost to the arm that is best on the whole trace.
     shares : (P, K) array
@@ -104,7 +104,7 @@ def replay_curves(
         return Curves(
             policy_text(policy),
             np.minimum(np.arange(1, P + 1) * width, longest).astype(float),
-            _band(reward / n, level),
+            _band(np.cumsum(reward / n, axis=1) / np.arange(1, P + 1), level),
             _band(np.cumsum(lost / n, axis=1) * width, level),
             shares / shares.sum(axis=1, keepdims=True),
             best,

@@ -143,7 +143,7 @@ def estimate(
             statistic = _statistic(method, i, tokens)
             low, high = bootstrap.interval(statistic)
             value = float(statistic(sums.sum(axis=0)[None])[0])
-            notes = (_ALIKE,) if i == 2 else ()
+            notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
             lost = float(sums[:, EXCESS].sum()) / done
             if method == "clipped-ips" and lost > 0.0:
                 low, high = _widened(low, high, lost, i, largest_outcome, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -45,15 +46,15 @@ def draw(
             numbers = {"levels": LEVELS, "covered": {m: c.tolist() for m, c in covered.items()}}
         else:
             checks.choice("scope", scope, ("query", "carried"))
-            curves = [
-                replay_curves(
+            curves = []
+            for policy in policies:
+                c = replay_curves(
                     reader,
-                    f"fixed:arm={arms.index(p)}" if p in arms else p,
+                    f"fixed:arm={arms.index(policy)}" if policy in arms else policy,
                     scope=cast(Literal["query", "carried"], scope),
                     seeds=range(seeds),
                 )
-                for p in policies
-            ]
+                curves.append(replace(c, policy=policy))
             function = {
                 "reward": plotting.plot_reward,
                 "regret": plotting.plot_regret,

@@ -111,12 +111,12 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def plot_reward(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
-    """Mean reward over the rounds of a query, one line for each policy."""
+    """Mean reward up to each round of a query, one line for each policy."""
     figure, axes = new_figure()
     for c, line in zip(curves, line_styles(len(curves)), strict=True):
         r = c.reward
         line_with_band(axes, c.rounds, r.mean, r.low, r.high, c.policy, line)
-    axes.set(xlabel="round of the query", ylabel="mean reward")
+    axes.set(xlabel="round of the query", ylabel="mean reward so far")
     axes.legend()
     return figure
 
@@ -186,10 +186,10 @@ def plot_support(
     left.set(yticks=y, xlabel="rounds logged")
     left.set_yticklabels(arms)
     right.hlines(y, propensity[0], propensity[1], color=COLOURS[1], linewidth=2.0)
-    right.plot(propensity[0], y, "|", color=COLOURS[1], markersize=10)
-    right.plot(propensity[1], y, "|", color=COLOURS[1], markersize=10)
+    for end in propensity:
+        right.plot(end, y, "|", color=COLOURS[1], markersize=12, markeredgewidth=2.0)
     right.set(yticks=y, yticklabels=[], xlabel="propensity, least to largest", xlim=(-0.02, 1.02))
     for axes in (left, right):
-        axes.invert_yaxis()
+        axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
     return figure
