@@ -72,9 +72,7 @@ class Recorded(AcceptanceModel):
 
     def _of(self, arm: int) -> list[Any]:
         N = self.draft_length
-        return [
-            r for r in self.rounds if r.arm == arm and (r.drafted == N if self.whole else True)
-        ]
+        return [r for r in self.rounds if r.arm == arm and (r.drafted == N if self.whole else True)]
 
     def counts(self) -> list[int]:
         """Rounds that each arm can draw from."""
