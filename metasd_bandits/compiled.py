@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from metasd_bandits import checks, rules
+from metasd_bandits import checks
 from metasd_bandits.entry import LiveKernels
 from metasd_bandits.policy import Decision, Policy
 from metasd_bandits.state import State, named_views, new_buffer
@@ -20,6 +20,7 @@ from metasd_bandits.stream import make_stream
 
 __all__ = ["CompiledPolicy"]
 
+_REQUIRED = ("select", "update", "probabilities")
 _OPTIONAL = ("propensity", "update_all")
 
 
@@ -33,8 +34,8 @@ class CompiledPolicy(Policy):
     - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision;
     - ``propensity(s, arm)``, optional: the probability with which the ``select`` just made chose
       `arm`. (`metasd_bandits.rules` makes these three from the policy's equation.)
-    - ``update(s, arm, reward, cost, propensity)``, optional: land a reward
-      (`metasd_bandits.state.record` does the shared part, and is all that the default does);
+    - ``update(s, arm, reward, cost, propensity)``: land a reward (`metasd_bandits.state.record`
+      does the shared part; `metasd_bandits.rules.learn_mean` does nothing else);
     - ``update_all(s, arm, rewards, cost, propensity)``, optional: land a full-information round.
 
     ``s`` is a `metasd_bandits.state.State`. Per-arm rows and other memory beyond the shared
@@ -64,10 +65,8 @@ class CompiledPolicy(Policy):
     def kernels(cls) -> dict[str, Callable[..., Any]]:
         """The compiled functions of the class's module, by name."""
         module = sys.modules[cls.__module__]
-        found = {name: getattr(module, name) for name in ("select", "probabilities")}
-        found["update"] = getattr(module, "update", rules.learn_mean)
-        found |= {name: getattr(module, name) for name in _OPTIONAL if hasattr(module, name)}
-        return found
+        found = {name: getattr(module, name) for name in _REQUIRED}
+        return found | {name: getattr(module, name) for name in _OPTIONAL if hasattr(module, name)}
 
     def theta(self) -> tuple[float, ...]:
         """The hyperparameters as the kernels read them, in the order of the fields."""

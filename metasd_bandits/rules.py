@@ -27,14 +27,17 @@ from metasd_bandits.state import (
 __all__ = [
     "COUNT",
     "TOTAL",
+    "anytime_rate",
     "explore",
     "importance",
     "index_rule",
     "learn_mean",
+    "learn_variance",
     "mix",
     "recent_index",
     "sampling_rule",
     "softmax",
+    "variance",
 ]
 
 Kernels = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
@@ -87,6 +90,26 @@ def _compiled_for(owner: Callable[..., Any], *functions: Callable[..., Any]) -> 
 def learn_mean(s, arm, reward, cost, propensity):
     """The update of a policy that remembers means and counts alone."""
     record(s, arm, reward)
+
+
+@njit
+def learn_variance(s, arm, reward, cost, propensity):
+    """The update of a policy that needs variances too: row 0 sums squared rewards."""
+    s.rows[0, arm] += reward * reward
+    record(s, arm, reward)
+
+
+@njit
+def variance(s, i):
+    """Variance of arm i's rewards, from the sum of squares in row 0; 0 before the first."""
+    return max(s.rows[0, i] / s.pulls[i] - s.mean[i] * s.mean[i], 0.0) if s.pulls[i] > 0.0 else 0.0
+
+
+@njit
+def anytime_rate(s):
+    """sqrt(ln K / (K t)), t the round at hand: the learning rate that needs no horizon."""
+    K = s.score.size
+    return math.sqrt(math.log(K) / (K * (s.clock[0] + 1.0)))
 
 
 @njit

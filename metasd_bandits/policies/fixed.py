@@ -14,7 +14,7 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import index_rule
+from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Fixed"]
 
@@ -26,6 +26,7 @@ def index(s):
 
 
 select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import index_rule
+from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import trials
 
 __all__ = ["UCB"]
@@ -32,6 +32,7 @@ def index(s):
 
 
 select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numba import njit
 
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import index_rule
+from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Uniform"]
 
@@ -24,6 +24,7 @@ def index(s):
 
 
 select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)
