@@ -132,7 +132,7 @@ class ParquetReader(Reader):
             raise TraceError(f"{self.path}: column {name!r} holds nulls; NaN is written as NaN")
         if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
             raise TraceError(f"{self.path}: column {name!r} holds {array.type}, not numbers")
-        return array.to_numpy().astype(SCALARS[name], copy=False)
+        return np.array(array.to_numpy(), dtype=SCALARS[name])  # a copy, for Arrow's is read-only
 
     def _per_arm(self, batch: Batch, name: str, column: dict[str, Any]) -> None:
         arrays = [column[f"{name}.{arm}"] for arm in self.header.arms]

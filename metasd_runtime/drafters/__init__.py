@@ -1,0 +1,77 @@
+"""Drafters by name, as the command line and `MetaSD.from_pretrained` spell them.
+
+``prompt-lookup[:N]``, ``suffix``, ``early-exit:L``, ``none``, or a Hugging Face causal LM by id
+or path, ``lm:ID``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metasd_bandits import checks
+from metasd_runtime.draft import Drafter
+from metasd_runtime.drafters.early_exit import EarlyExit
+from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.drafters.prompt_lookup import PromptLookup
+from metasd_runtime.drafters.suffix import Suffix
+from metasd_runtime.models import load_target
+from metasd_runtime.target import Target
+
+__all__ = ["DRAFTERS", "make_drafter"]
+
+
+def _integer(kind: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise checks.ConfigError(
+            f"drafter {kind}:{text!r} needs a whole number behind the colon, as in {kind}:8"
+        ) from None
+
+
+def _prompt_lookup(target: Target, text: str) -> Drafter:
+    return PromptLookup(_integer("prompt-lookup", text) if text else 3)
+
+
+def _early_exit(target: Target, text: str) -> Drafter:
+    default = max(1, len(target.layers) // 4)
+    return EarlyExit(target, _integer("early-exit", text) if text else default)
+
+
+def _language_model(target: Target, text: str) -> Drafter:
+    if not text:
+        raise checks.ConfigError("drafter 'lm' needs a model: lm:ID or lm:PATH")
+    loaded = load_target(text, dtype=target.model.dtype, device=target.device)
+    if (
+        target.tokenizer is not None
+        and target.tokenizer.get_vocab() != loaded.tokenizer.get_vocab()
+    ):
+        raise checks.ConfigError(
+            f"drafter lm:{text} has another vocabulary than the target; its token ids would mean "
+            "other words. Give a model of the target's family"
+        )
+    return LanguageModel(loaded.model, target.vocab_size, name=f"lm:{text}")
+
+
+DRAFTERS: dict[str, Callable[[Target, str], Drafter]] = {
+    "early-exit": _early_exit,
+    "lm": _language_model,
+    "none": lambda target, text: NoDraft(),
+    "prompt-lookup": _prompt_lookup,
+    "suffix": lambda target, text: Suffix(),
+}
+
+
+def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
+    """A drafter from its name, or the object itself.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If the name is unknown (with the near match) or its parameter is out of range.
+    """
+    if isinstance(drafter, Drafter):
+        return drafter
+    kind, _, text = drafter.partition(":")
+    return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)

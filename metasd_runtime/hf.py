@@ -1,0 +1,173 @@
+"""The one place that knows how transformers' private corners moved between 5.12 and 5.24."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = [
+    "PreallocatedLayer",
+    "cache_argument",
+    "cache_of",
+    "generation_settings",
+    "logits_processors",
+    "new_layers",
+    "refuse_stateful",
+]
+
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class PreallocatedLayer(CacheLayerMixin):
+    """Keys and values of one layer in storage that is written in place.
+
+    A forward writes behind what is kept and sees a view of the storage; rolling back moves a
+    number. The library's growing layer copies itself at every step instead. Sliding-window
+    layers keep everything here and are windowed by the attention mask alone, so that a rollback
+    past the window needs no recording.
+
+    Attributes
+    ----------
+    keys, values : (batch, heads, capacity, head_dim)
+    length : int
+        Positions that are valid; what lies behind them is scratch.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self._storage(key_states)
+        self.values = self._storage(value_states)
+        self.is_initialized = True
+
+    def _storage(self, like: Tensor) -> Tensor:
+        batch, heads, _, width = like.shape
+        return like.new_empty((batch, heads, self.capacity, width))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        if end > self.capacity:
+            self._grow(end)
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _grow(self, needed: int) -> None:
+        self.capacity = max(needed, 2 * self.capacity)
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = self._storage(old)
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        n = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.length + n, 0
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.length -= abs(tokens_to_remove)
+
+
+def new_layers(model: PreTrainedModel, capacity: int) -> list[PreallocatedLayer]:
+    """Fresh storage, one layer for each of the model's."""
+    n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    return [PreallocatedLayer(capacity) for _ in range(n_layers)]
+
+
+def cache_of(layers: Sequence[PreallocatedLayer]) -> Cache:
+    """The layers as the library's models take them; they stay shared with the caller."""
+    return Cache(layers=list(layers))
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: ``past_key_values``, or ``cache`` since 5.24.
+
+    The wrong name is not refused: a model takes it among its keyword arguments, and reads nothing.
+    """
+    names = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def refuse_stateful(model: PreTrainedModel) -> None:
+    """Refuse models whose state cannot be rolled back token by token.
+
+    Raises
+    ------
+    ValueError
+        For encoder-decoder, recurrent and hybrid models, with the reason.
+    """
+    config = model.config
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    name = type(model).__name__
+    if config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder model; MetaSD decodes causal models")
+    recurrent = getattr(model, "_is_stateful", False) or "recurrent" in getattr(
+        config,
+        "block_types",
+        (),  # recurrent_gemma, which 5.12 does not mark as stateful
+    )
+    if recurrent or not kinds <= _ATTENTION:
+        strange = ", ".join(sorted(kinds - _ATTENTION)) or "a recurrent state"
+        raise ValueError(
+            f"{name} has {strange}, which cannot be rolled back after a rejected draft; "
+            "MetaSD needs a model whose layers are all attention"
+        )
+
+
+def generation_settings(
+    model: Any, given: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The generation config as `generate` would settle it, and the arguments it does not know."""
+    config, unknown = model._prepare_generation_config(given, **kwargs)
+    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=model.device)
+    return config, unknown
+
+
+def logits_processors(
+    model: Any,
+    config: GenerationConfig,
+    prompt_length: int,
+    custom: LogitsProcessorList | None,
+    device: torch.device,
+) -> LogitsProcessorList:
+    """The processors and warpers that `generate` would apply, in its order."""
+    return model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=prompt_length,
+        logits_processor=custom if custom is not None else LogitsProcessorList(),
+        device=str(device),
+        model_kwargs={},
+    )

@@ -1,0 +1,152 @@
+"""From logits to the distribution a token is drawn from, under the user's own processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from metasd_runtime.randomness import Purpose, uniform
+
+__all__ = ["Sampling", "draw"]
+
+# These look at the scores alone, so a block's positions can go through them together.
+_PREFIX_FREE = (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    MinPLogitsWarper,
+    TypicalLogitsWarper,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+)
+# A drafter that applies these too resembles the target more; anything else (a grammar, a user's
+# own processor with state) is the target's alone. Either is lossless: q is what was drawn from.
+_DRAFTERS_TOO = (*_PREFIX_FREE, RepetitionPenaltyLogitsProcessor)
+
+
+def draw(probs: Tensor, u: float) -> int:
+    """The token at quantile u of a distribution over the vocabulary.
+
+    Parameters
+    ----------
+    probs : (vocabulary,)
+        Need not be normalised; float64 sums keep the tail honest.
+    u : float
+        In [0, 1).
+    """
+    cumulative = probs.double().cumsum(0)
+    index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
+    token = int(index)
+    if token >= probs.shape[0] or probs[token] <= 0:  # rounding at the very end of the range
+        token = int(torch.nonzero(probs)[-1])
+    return token
+
+
+class Sampling:
+    """How tokens are chosen in one query: greedy or drawn, and under which processors.
+
+    Parameters
+    ----------
+    processors : LogitsProcessorList
+        The user's processors, in Hugging Face's order.
+    do_sample : bool
+        Draw from the processed distribution, or take its first maximum.
+    seed, row : int
+        Key of the random numbers.
+    """
+
+    def __init__(
+        self,
+        processors: LogitsProcessorList | None = None,
+        do_sample: bool = False,
+        seed: int = 0,
+        row: int = 0,
+    ) -> None:
+        self.processors = processors if processors is not None else LogitsProcessorList()
+        self.do_sample = do_sample
+        self.seed = seed
+        self.row = row
+        self._block = 0
+        self._drafters = LogitsProcessorList(
+            p for p in self.processors if isinstance(p, _DRAFTERS_TOO)
+        )
+
+    def begin_block(self, position: int) -> None:
+        """A block is about to be drafted, its first token at `position`.
+
+        A position behind a rejected draft is drafted again in a later round, and which drafter
+        does it depends (through block divergence) on what was drafted there before. So draft
+        numbers are keyed by the block as well: reusing them would tie the new draft to the
+        choice of its drafter, and the output would no longer follow the target.
+        """
+        self._block = position
+
+    def uniform(self, position: int, purpose: Purpose) -> float:
+        """The random number for a purpose at a position of the sequence."""
+        return uniform(self.seed, self.row, position, purpose)
+
+    def scores(self, logits: Tensor, tokens: Sequence[int], draft: Sequence[int]) -> Tensor:
+        """The target's processed scores at each position of a block.
+
+        Parameters
+        ----------
+        logits : (n + 1, vocabulary)
+            Row j follows ``tokens + draft[:j]``; each row's processors see just that prefix.
+        tokens, draft : sequence of int
+            What is committed, and the n drafted tokens behind it.
+        """
+        return _process(self.processors, logits, tokens, draft)
+
+    def propose(self, logits: Tensor, tokens: Sequence[int]) -> tuple[int, Tensor]:
+        """Choose one draft token from a drafter's logits.
+
+        Parameters
+        ----------
+        logits : (vocabulary,)
+            The drafter's, for the token that follows `tokens`.
+
+        Returns
+        -------
+        token : int
+        probs : (vocabulary,) float32
+            The very distribution the token was drawn from (for a greedy token, the drafter's own
+            soft distribution, which block divergence compares with the target's).
+        """
+        scores = _process(self._drafters, logits[None].float(), tokens, ())
+        probs = scores[0].softmax(-1)
+        if not self.do_sample:
+            return int(scores[0].argmax()), probs
+        u = uniform(self.seed, self.row, len(tokens), Purpose.DRAFT, self._block)
+        return draw(probs, u), probs
+
+
+def _process(
+    processors: LogitsProcessorList, logits: Tensor, tokens: Sequence[int], draft: Sequence[int]
+) -> Tensor:
+    if not processors:
+        return logits
+    ids = torch.tensor([[*tokens, *draft]], device=logits.device)
+    scores = logits
+    for processor in processors:
+        if isinstance(processor, _PREFIX_FREE):
+            scores = processor(ids, scores)  # type: ignore[arg-type]
+        else:
+            rows = [
+                processor(ids[:, : len(tokens) + j], scores[j : j + 1])
+                for j in range(scores.shape[0])
+            ]
+            scores = torch.cat(rows)
+    return scores

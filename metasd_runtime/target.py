@@ -1,0 +1,125 @@
+"""The target: a causal language model with a cache that rolls back in O(1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from metasd_runtime.hf import (
+    PreallocatedLayer,
+    cache_argument,
+    cache_of,
+    new_layers,
+    refuse_stateful,
+)
+
+__all__ = ["CachedModel", "Forward", "Target"]
+
+_PREFILL_CHUNK = 512
+_FIRST_CAPACITY = 256
+
+
+class Forward(NamedTuple):
+    """What one forward gives at each position of a block of n tokens.
+
+    Attributes
+    ----------
+    logits : (n, vocabulary) float32
+        For the token that follows each position.
+    features : (n, hidden) or None
+        The last hidden state at each position, where it was asked for.
+    """
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class CachedModel:
+    """A causal LM and the tokens its cache holds; forward extends them, `rollback` forgets.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal LM whose layers are all attention.
+    layers : list of PreallocatedLayer, optional
+        Shared storage (early exit drafts in the target's own first layers).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, layers: list[PreallocatedLayer] | None = None
+    ) -> None:
+        refuse_stateful(model)
+        self.model = model
+        self.layers = new_layers(model, _FIRST_CAPACITY) if layers is None else layers
+        self._cache = cache_of(self.layers)
+        self._cache_argument = cache_argument(model)
+        self.forwards = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self.layers[0].length
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits (padded vocabularies included)."""
+        return self.model.get_output_embeddings().weight.shape[0]
+
+    @property
+    def max_length(self) -> int | None:
+        """Most positions the model can take, or None where its config names no limit."""
+        return getattr(
+            self.model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
+
+    def reset(self) -> None:
+        """Forget every token; the storage stays."""
+        for layer in self.layers:
+            layer.reset()  # one by one: an interrupted forward leaves them at different lengths
+
+    def rollback(self, n: int) -> None:
+        """Forget the last n tokens, O(1)."""
+        for layer in self.layers:
+            layer.length -= n
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int], *, keep: int = 0, features: bool = False) -> Forward:
+        """Extend the cache by `tokens`; the logits behind each, or behind the last `keep`."""
+        ids = torch.tensor([tokens], device=self.device)
+        output = self.model(
+            input_ids=ids,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=features,
+            return_dict=True,
+            **{self._cache_argument: self._cache},
+        )
+        self.forwards += 1
+        hidden = output.hidden_states[-1][0] if features else None
+        return Forward(output.logits[0].float(), hidden)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Extend the cache by a prompt, in chunks, computing no more logits than it must."""
+        for start in range(0, len(tokens), _PREFILL_CHUNK):
+            self.forward(tokens[start : start + _PREFILL_CHUNK], keep=1)
+
+
+class Target(CachedModel):
+    """The large model whose output MetaSD reproduces.
+
+    Between rounds the cache holds every token but the last, which opens the next block.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        super().__init__(model)
+        self.tokenizer = tokenizer
