@@ -384,8 +384,8 @@ class Player:
         try:
             run(self.engine.run, 0, 0, self.fresh)  # compile once, before threads compete to
         except TypingError:  # a function that allocates needs reference counting of its own
-            counted = {n: counted()(_plain(k)) for n, k in self.kernels.items()}
-            self.engine = specialise(self.template, **counted)
+            own = {name: counted()(_plain(kernel)) for name, kernel in self.kernels.items()}
+            self.engine = specialise(self.template, **own)
         if threads == 1:
             run(self.engine.run, 0, replications, self.fresh)
             return
