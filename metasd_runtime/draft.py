@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import time
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
@@ -62,6 +63,14 @@ class Drafter(ABC):
 
     name: str = "custom"
     needs_features: ClassVar[bool] = False
+
+    def clone(self) -> Drafter:
+        """Another of the same, with state of its own: one for each row of a batch.
+
+        By default a deep copy that shares the models among its attributes (and the target).
+        """
+        shared = {id(v): v for v in vars(self).values() if isinstance(v, nn.Module)}
+        return copy.deepcopy(self, shared)
 
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""

@@ -31,7 +31,7 @@ from metasd_runtime.target import Target
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
-DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit:8", "none")
+DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit", "none")
 
 
 @dataclass(frozen=True)

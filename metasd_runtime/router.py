@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
+from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
 
@@ -36,7 +37,8 @@ class Router:
     draft_length : int
         N, the most tokens of a block.
     scope : {"query", "carried"}
-        Reset the policy for each query (the paper's choice), or carry what was learned over.
+        Reset the policy for each query (the paper's choice), or carry what was learned over,
+        whole; `metasd_bandits.Carried` objects forget at a rate of their own.
 
     Attributes
     ----------
@@ -59,6 +61,8 @@ class Router:
         self.draft_length = checks.integer("draft_length", draft_length, 1)
         self.scope = checks.choice("scope", scope, ("query", "carried"))
         self.policy = make_policy(policy)
+        if scope == "carried" and not isinstance(self.policy, Carried):
+            self.policy = Carried(self.policy)
         self.reward_name = reward
         self.reward = make_reward(reward)
         names = [drafter.name for drafter in drafters]
@@ -75,15 +79,13 @@ class Router:
         self.needs_features = any(drafter.needs_features for drafter in self.drafters)
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
-        self._started = False
 
     def start(self, tokens: Sequence[int], seed: int) -> None:
         """A query begins: every drafter is welcome again, and the policy forgets if it should."""
         self.disabled = {}
         self.bandit_seconds = 0.0
-        if self.n_competing and (self.scope == "query" or not self._started):
-            self.policy.reset(self.n_competing, seed=seed)
-        self._started = True
+        if self.n_competing:
+            self.policy.begin(self.n_competing, seed=seed)
         for arm, drafter in enumerate(self.drafters):
             try:
                 drafter.start(tokens)
