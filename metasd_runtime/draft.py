@@ -62,6 +62,11 @@ class Drafter(ABC):
     name: str = "custom"
     needs_features: ClassVar[bool] = False
 
+    @property
+    def base(self) -> Drafter:
+        """The drafter whose state this arm uses: itself, unless several arms share one."""
+        return self
+
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""
         return

@@ -55,7 +55,8 @@ class Router:
         scope: Scope = "query",
     ) -> None:
         self.draft_length = checks.integer("draft_length", draft_length, 1)
-        self.scope = checks.choice("scope", scope, ("query", "carried"))
+        checks.choice("scope", scope, ("query", "carried"))
+        self.scope: Scope = scope
         self.policy = make_policy(policy)
         self.reward_name = reward
         self.reward = make_reward(reward)
@@ -70,10 +71,15 @@ class Router:
             self.drafters.append(NoDraft())
         self.arms = tuple(drafter.name for drafter in self.drafters)
         self.fallback = self.arms.index("none")
+        self._groups = _by_base(self.drafters)
         self.needs_features = any(drafter.needs_features for drafter in self.drafters)
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
         self._started = False
+
+    def continue_from(self, other: Router) -> None:
+        """Carry on where another router with the same policy stands."""
+        self._started = other._started
 
     def start(self, tokens: Sequence[int], seed: int) -> None:
         """A query begins: every drafter is welcome again, and the policy forgets if it should."""
@@ -82,11 +88,11 @@ class Router:
         if self.n_competing and (self.scope == "query" or not self._started):
             self.policy.reset(self.n_competing, seed=seed)
         self._started = True
-        for arm, drafter in enumerate(self.drafters):
+        for base, arms in self._groups:
             try:
-                drafter.start(tokens)
+                base.start(tokens)
             except Exception as error:
-                self.disable(arm, error)
+                self._disable_all(arms, error)
 
     def disable(self, arm: int, error: Exception) -> None:
         """Leave an arm out for the rest of the query, with a warning; decoding goes on."""
@@ -118,21 +124,34 @@ class Router:
             round_.reward,
             cost=round_.step,
             propensity=round_.propensity,
-            rewards=round_.rewards,
+            rewards=None if round_.rewards is None else round_.rewards[: self.n_competing],
         )
         self.bandit_seconds += time.perf_counter() - begin
 
     def commit(self, tokens: Sequence[int], features: object = None) -> None:
         """Tell every drafter what stands now."""
-        for arm, drafter in enumerate(self.drafters):
-            if arm in self.disabled:
+        for base, arms in self._groups:
+            if self.disabled.keys() >= set(arms):
                 continue
             try:
-                drafter.commit(tokens, features)  # type: ignore[arg-type]
+                base.commit(tokens, features)  # type: ignore[arg-type]
             except Exception as error:
+                self._disable_all(arms, error)
+
+    def _disable_all(self, arms: Sequence[int], error: Exception) -> None:
+        for arm in arms:
+            if arm not in self.disabled:
                 self.disable(arm, error)
 
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def _by_base(drafters: Sequence[Drafter]) -> list[tuple[Drafter, list[int]]]:
+    """Each drafter with a state of its own, and the arms that draft with it."""
+    groups: dict[int, tuple[Drafter, list[int]]] = {}
+    for arm, drafter in enumerate(drafters):
+        groups.setdefault(id(drafter.base), (drafter.base, []))[1].append(arm)
+    return list(groups.values())
