@@ -49,7 +49,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "assistant_ensemble_weight": (None,),
     "assistant_lookbehind": (None, 10),
     "cache_config": (None,),
-    "cache_implementation": (None, "dynamic"),
     "compile_config": (None,),
     "constraints": (None,),
     "continuous_batching_config": (None,),
@@ -79,6 +78,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_cache": (None, True),
     "use_mtp": (None, False),
     "watermarking_config": (None,),
+    "cache_implementation": (None, "dynamic"),  # last: generate sets it for some of the above
 }
 _INSTEAD = {
     "num_assistant_tokens": "; the draft's length is draft_length=N",
