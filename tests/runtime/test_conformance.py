@@ -233,7 +233,8 @@ def test_an_id_the_drafter_cannot_read_disables_it():
 
 
 def test_peft_adapters_are_decoded_with():
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = build(*ATTENTION["llama, grouped queries"])
     bare = plain(model)
     config = peft.LoraConfig(
@@ -251,7 +252,8 @@ def test_peft_adapters_are_decoded_with():
 
 
 def test_prompt_learning_is_refused():
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = build(*ATTENTION["llama, grouped queries"])
     config = peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="prompt learning"):
