@@ -21,7 +21,7 @@ from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.scores import Scores
 from metasd_runtime.select import select_and_draft
-from metasd_runtime.shadow import every_reward, shadow_rewards
+from metasd_runtime.shadow import shadow_rounds, with_every_arm
 from metasd_runtime.stopping import Finish, Stopping
 from metasd_runtime.target import Target
 from metasd_runtime.verify import verify
@@ -79,7 +79,7 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
         decision, draft, draft_seconds = select_and_draft(
             router, tokens, n, sampling, target.vocab_size
         )
-        others = shadow_rewards(query, target, router, decision.arm, n) if query.shadow else {}
+        others = shadow_rounds(query, target, router, decision.arm, n) if query.shadow else {}
         begin = time.perf_counter()
         forward = target.forward([tokens[-1], *draft.tokens], features=router.needs_features)
         scores = sampling.scores(forward.logits, tokens, draft.tokens)
@@ -95,7 +95,7 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
             router, decision, query.name, index, draft, scores, verdict, len(emitted), timing
         )
         if query.shadow:
-            round_ = every_reward(round_, others, router)
+            round_ = with_every_arm(round_, others, router)
         router.update(round_)
         router.commit(tokens, features)
         if query.on_round is not None:
@@ -121,7 +121,7 @@ def plain_step_seconds(target: Target, token: int, repeats: int = 3) -> float:
     times = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
-        target.forward([token])
+        int(target.forward([token]).logits[-1].argmax())  # as in a round: waits for the device
         times.append(time.perf_counter() - begin)
         target.rollback(1)
         target.forwards -= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
-__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "draft_block"]
+__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "draft_block", "drawn_block"]
 
 
 class DrafterUnavailableError(RuntimeError):
@@ -67,6 +69,14 @@ class Drafter(ABC):
         """The drafter whose state this arm uses: itself, unless several arms share one."""
         return self
 
+    def clone(self) -> Drafter:
+        """Another of the same, with state of its own: one for each row of a batch.
+
+        By default a deep copy that shares the models among its attributes (and the target).
+        """
+        shared = {id(v): v for v in vars(self).values() if isinstance(v, nn.Module)}
+        return copy.deepcopy(self, shared)
+
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""
         return
@@ -76,7 +86,9 @@ class Drafter(ABC):
         """Propose up to n tokens to follow `tokens` (the prompt and all that was emitted).
 
         A drafter that samples must draw through ``sampling.propose``, or tell the distributions
-        it drew from in the draft's ``probs``.
+        it drew from in the draft's ``probs``. How long the block is may depend on the tokens in
+        it, but none that was drawn may be left out: dropping a draft for what it is would bend
+        the output towards the others.
 
         Raises
         ------
@@ -116,25 +128,50 @@ def draft_block(
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
     draft = drafter.propose(tokens, n, sampling) if n > 0 else Draft()
-    _check(draft, n, vocab_size, drawn=sampling.do_sample)
-    return draft, time.perf_counter() - begin - draft.switch_seconds
+    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
+    if draft.probs is not None and draft.tokens:
+        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, sampling.do_sample)
+    elapsed = time.perf_counter() - begin
+    if not 0.0 <= draft.switch_seconds <= elapsed:
+        raise ValueError(f"switch_seconds={draft.switch_seconds} is no part of {elapsed:.3g} s")
+    return draft, elapsed - draft.switch_seconds
 
 
-def _check(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
-    if len(draft.tokens) > n:
-        raise ValueError(f"{len(draft.tokens)} tokens were drafted where {n} were asked for")
-    if any(not 0 <= token < vocab_size for token in draft.tokens):
+def drawn_block(sampling: Sampling, n: int) -> Draft:
+    """What a drafter had drawn, through ``sampling.propose``, before it broke.
+
+    It stands as the round's draft. Whether a drafter breaks may depend on what it drew (logits
+    that are NaN behind one token, say), so to draft anew would keep some drafts and discard
+    others for what they are, and the output would no longer follow the target.
+    """
+    tokens = [token for token, _ in sampling.drawn[:n]]
+    return (
+        Draft(tokens, torch.stack([probs for _, probs in sampling.drawn[:n]]))
+        if tokens
+        else Draft()
+    )
+
+
+def _checked_tokens(tokens: Sequence[int], n: int, vocab_size: int) -> list[int]:
+    if len(tokens) > n:
+        raise ValueError(f"{len(tokens)} tokens were drafted where {n} were asked for")
+    checked = [operator.index(token) for token in tokens]
+    if any(not 0 <= token < vocab_size for token in checked):
         raise ValueError(f"a drafted token is outside the target's vocabulary [0, {vocab_size})")
-    if draft.probs is None or not draft.tokens:
-        return
-    if draft.probs.shape != (len(draft.tokens), vocab_size):
+    return checked
+
+
+def _checked_probs(probs: Tensor, tokens: list[int], vocab_size: int, drawn: bool) -> Tensor:
+    if probs.shape != (len(tokens), vocab_size):
         raise ValueError(
-            f"the draft's probs have shape {tuple(draft.probs.shape)}, "
-            f"not ({len(draft.tokens)}, {vocab_size})"
+            f"the draft's probs have shape {tuple(probs.shape)}, not ({len(tokens)}, {vocab_size})"
         )
-    x = torch.tensor(draft.tokens, device=draft.probs.device)[:, None]
-    total, chosen = draft.probs.sum(-1), draft.probs.gather(1, x)[:, 0]
-    if not torch.allclose(total, torch.ones_like(total), atol=1e-3):
-        raise ValueError("the draft's probs do not sum to 1 (or are NaN)")
-    if drawn and not bool((chosen > 0).all()):
+    probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
+    total = probs.sum(-1, keepdim=True)
+    if not bool(((total - 1.0).abs() < 0.01).all() and (probs >= 0).all()):
+        raise ValueError("the draft's probs are no distributions that sum to 1 (or are NaN)")
+    x = torch.tensor(tokens, device=probs.device)[:, None]
+    if drawn and not bool((probs.gather(1, x) > 0).all()):
         raise ValueError("a drafted token has probability 0 under the draft's own probs")
+    # Drawing goes by the normalised weights, so acceptance must as well (half precision is off).
+    return probs if bool(((total - 1.0).abs() < 1e-6).all()) else probs / total

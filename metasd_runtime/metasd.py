@@ -41,7 +41,7 @@ from metasd_runtime.target import Target
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
-DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit:8", "none")
+DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit", "none")
 
 
 class MetaSD(FrontDoor):
@@ -264,8 +264,6 @@ streamer, tokenizer
             return request.run(), config
         finally:
             self._plain_step = rows[0].plain_step
-            if router.policy is self.router.policy:
-                self.router.continue_from(router)
 
     def _queries_for(
         self,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from metasd_bandits import Policy, Round, checks
+from metasd_bandits.carried import Carried
 from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.router import Router
 
@@ -77,16 +78,15 @@ def router_for(router: Router, options: CallOptions) -> Router:
 
 def _fresh(router: Router) -> Policy:
     """The session's policy for a query of its own, without what it carries."""
-    if router.scope == "query":
-        return router.policy  # it is reset at every query anyway
-    if dataclasses.is_dataclass(router.policy):
-        return dataclasses.replace(router.policy)  # hyperparameters only, no state
-    return copy.deepcopy(router.policy)
+    policy = router.policy
+    if not isinstance(policy, Carried):
+        return policy  # it is reset at every query anyway
+    if dataclasses.is_dataclass(policy.policy):
+        return dataclasses.replace(policy.policy)  # hyperparameters only, no state
+    return copy.deepcopy(policy.policy)
 
 
 def _longer(router: Router, draft_length: int) -> Router:
     """The same pool and the same policy, learning on, under another draft length."""
     drafters = router.drafters[: router.n_competing]
-    call = Router(drafters, router.policy, router.reward_name, draft_length, router.scope)
-    call.continue_from(router)
-    return call
+    return Router(drafters, router.policy, router.reward_name, draft_length, router.scope)

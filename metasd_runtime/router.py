@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
+from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
 
@@ -34,7 +37,8 @@ class Router:
     draft_length : int
         N, the most tokens of a block.
     scope : {"query", "carried"}
-        Reset the policy for each query (the paper's choice), or carry what was learned over.
+        Reset the policy for each query (the paper's choice), or carry what was learned over,
+        whole; `metasd_bandits.Carried` objects forget at a rate of their own.
 
     Attributes
     ----------
@@ -58,6 +62,8 @@ class Router:
         checks.choice("scope", scope, ("query", "carried"))
         self.scope: Scope = scope
         self.policy = make_policy(policy)
+        if scope == "carried" and not isinstance(self.policy, Carried):
+            self.policy = Carried(self.policy)
         self.reward_name = reward
         self.reward = make_reward(reward)
         names = [drafter.name for drafter in drafters]
@@ -75,19 +81,13 @@ class Router:
         self.needs_features = any(drafter.needs_features for drafter in self.drafters)
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
-        self._started = False
-
-    def continue_from(self, other: Router) -> None:
-        """Carry on where another router with the same policy stands."""
-        self._started = other._started
 
     def start(self, tokens: Sequence[int], seed: int) -> None:
         """A query begins: every drafter is welcome again, and the policy forgets if it should."""
         self.disabled = {}
         self.bandit_seconds = 0.0
-        if self.n_competing and (self.scope == "query" or not self._started):
-            self.policy.reset(self.n_competing, seed=seed)
-        self._started = True
+        if self.n_competing:
+            self.policy.begin(self.n_competing, seed=seed)
         for base, arms in self._groups:
             try:
                 base.start(tokens)
@@ -110,9 +110,26 @@ class Router:
         begin = time.perf_counter()
         if len(self.disabled.keys() - {self.n_competing}) >= self.n_competing:
             return Decision(self.fallback, 1.0)
-        decision = self.policy.decide(self._available())
+        decision = self._usable(self.policy.decide(self._available()))
         self.bandit_seconds += time.perf_counter() - begin
         return decision
+
+    def _usable(self, decision: Decision) -> Decision:
+        """The decision with a plain int for its arm, or "no draft" if the policy missed the mask.
+
+        Raises
+        ------
+        ValueError
+            If the policy chose what is no arm at all.
+        """
+        if not hasattr(decision.arm, "__index__") or not 0 <= decision.arm < self.n_competing:
+            raise ValueError(
+                f"policy {self.policy.name!r} selected arm {decision.arm!r}; "
+                f"select() must return an integer in [0, {self.n_competing})"
+            )
+        if decision.arm in self.disabled:
+            return Decision(self.fallback, math.nan)
+        return Decision(operator.index(decision.arm), decision.propensity)
 
     def update(self, round_: Round) -> None:
         """Let the policy learn from a round (not from one that fell back to no draft)."""
@@ -124,9 +141,15 @@ class Router:
             round_.reward,
             cost=round_.step,
             propensity=round_.propensity,
-            rewards=None if round_.rewards is None else round_.rewards[: self.n_competing],
+            rewards=self._every_reward(round_),
         )
         self.bandit_seconds += time.perf_counter() - begin
+
+    def _every_reward(self, round_: Round) -> list[float] | None:
+        """The competing arms' rewards; one that could not serve (NaN) has earned nothing."""
+        if round_.rewards is None:
+            return None
+        return [0.0 if math.isnan(r) else r for r in round_.rewards[: self.n_competing]]
 
     def commit(self, tokens: Sequence[int], features: object = None) -> None:
         """Tell every drafter what stands now."""

@@ -19,26 +19,27 @@ from metasd_bandits import Decision, Round
 from metasd_runtime.draft import Draft, draft_block
 from metasd_runtime.reward import Timing, score
 from metasd_runtime.router import Router
+from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
 from metasd_runtime.verify import Verdict, verify
 
 if TYPE_CHECKING:
     from metasd_runtime.decoder import Query
 
-__all__ = ["every_reward", "shadow_rewards"]
+__all__ = ["shadow_rounds", "with_every_arm"]
 
 _SHADOW = 1  # this lane of random numbers, among those a query may open
 
 
-def shadow_rewards(
+def shadow_rounds(
     query: Query, target: Target, router: Router, chosen: int, n: int
-) -> dict[int, float]:
-    """The reward of every arm but the chosen one, had it been used in this round.
+) -> dict[int, Round]:
+    """The round as every arm but the chosen one would have had it.
 
     Called while the target's cache holds all tokens but the last, and leaves it so. It costs one
-    draft and one target forward for each arm that drafts anything.
+    draft and one target forward for each arm.
     """
-    rewards = {}
+    rounds = {}
     for arm, drafter in enumerate(router.drafters):
         if arm == chosen or arm in router.disabled:
             continue
@@ -48,22 +49,35 @@ def shadow_rewards(
         except Exception as error:
             router.disable(arm, error)
             continue
-        rewards[arm] = _reward(query, target, router, arm, draft, seconds)
-    return rewards
+        rounds[arm] = _verified(query, target, router, arm, lane, draft, seconds)
+    return rounds
 
 
-def every_reward(round_: Round, others: Mapping[int, float], router: Router) -> Round:
-    """The round with every arm's reward; a disabled arm could not have earned any."""
-    others = {**others, round_.arm: round_.reward}
-    rewards = tuple(others.get(arm, 0.0) for arm in range(len(router.arms)))
-    return dataclasses.replace(round_, rewards=rewards)
+def with_every_arm(round_: Round, others: Mapping[int, Round], router: Router) -> Round:
+    """The round with what every arm would have earned, emitted and cost.
+
+    NaN, 0 and NaN for an arm that could not serve.
+    """
+    rounds = {**others, round_.arm: round_}
+    each = [rounds.get(arm) for arm in range(len(router.arms))]
+    return dataclasses.replace(
+        round_,
+        rewards=tuple(math.nan if r is None else r.reward for r in each),
+        tokens=tuple(0 if r is None else r.emitted for r in each),
+        steps=tuple(math.nan if r is None else r.step for r in each),
+    )
 
 
-def _reward(
-    query: Query, target: Target, router: Router, arm: int, draft: Draft, seconds: float
-) -> float:
+def _verified(
+    query: Query,
+    target: Target,
+    router: Router,
+    arm: int,
+    lane: Sampling,
+    draft: Draft,
+    seconds: float,
+) -> Round:
     tokens = query.tokens
-    lane = query.sampling.lane(_SHADOW, arm, len(tokens))
     begin = time.perf_counter()
     logits = target.forward([tokens[-1], *draft.tokens]).logits
     target.rollback(1 + len(draft.tokens))
@@ -72,7 +86,7 @@ def _reward(
     timing = Timing(seconds, time.perf_counter() - begin, query.plain_step)
     emitted = _emitted(draft, verdict, query.stopping.eos)
     decision = Decision(arm, math.nan)
-    return score(router, decision, "", 0, draft, scores, verdict, emitted, timing).reward
+    return score(router, decision, query.name, 0, draft, scores, verdict, emitted, timing)
 
 
 def _emitted(draft: Draft, verdict: Verdict, eos: frozenset[int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,10 @@ class CachedModel:
         self._cache = cache_of(self.layers)
         self._cache_argument = cache_argument(model)
         self.forwards = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
+        """Another cache of the same model, empty: a drafter's clone shares the weights."""
+        return CachedModel(self.model)
 
     @property
     def length(self) -> int:
@@ -126,3 +130,7 @@ class Target(CachedModel):
     ) -> None:
         super().__init__(model)
         self.tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Target:
+        """The target itself: there is one, whoever draws on it."""
+        return self

@@ -1,12 +1,14 @@
 """Drafters by name, as the command line and `MetaSD.from_pretrained` spell them.
 
-``prompt-lookup[:N]``, ``suffix``, ``early-exit:L``, ``none``, or a Hugging Face causal LM by id
-or path, ``lm:ID``.
+``prompt-lookup[:N]``, ``suffix``, ``early-exit[:L]``, ``none``, or a Hugging Face causal LM by id
+or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
+``lm:ID?cache=streaming&sinks=4&window=512``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
 from metasd_runtime.draft import Drafter
@@ -16,6 +18,7 @@ from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.drafters.suffix import Suffix
 from metasd_runtime.models import load_target
+from metasd_runtime.reading import CacheStrategy, make_cache_strategy
 from metasd_runtime.target import Target
 
 __all__ = ["DRAFTERS", "make_drafter"]
@@ -39,7 +42,21 @@ def _early_exit(target: Target, text: str) -> Drafter:
     return EarlyExit(target, _integer("early-exit", text) if text else default)
 
 
+def _cache_strategy(text: str) -> CacheStrategy:
+    """What stands behind the question mark."""
+    given = dict(parse_qsl(text, keep_blank_values=True))
+    cache = given.pop("cache", "recompute")
+    for name, value in given.items():
+        if not value.isdecimal():
+            raise checks.ConfigError(
+                f"{name}={value!r} is not a whole number; write cache=streaming&window=512"
+            )
+    return make_cache_strategy(cache, {name: int(value) for name, value in given.items()})
+
+
 def _language_model(target: Target, text: str) -> Drafter:
+    name, (text, _, options) = f"lm:{text}", text.partition("?")
+    cache = _cache_strategy(options)
     if not text:
         raise checks.ConfigError("drafter 'lm' needs a model: lm:ID or lm:PATH")
     loaded = load_target(text, dtype=target.model.dtype, device=target.device)
@@ -51,7 +68,7 @@ def _language_model(target: Target, text: str) -> Drafter:
             f"drafter lm:{text} has another vocabulary than the target; its token ids would mean "
             "other words. Give a model of the target's family"
         )
-    return LanguageModel(loaded.model, target.vocab_size, name=f"lm:{text}")
+    return LanguageModel(loaded.model, target.vocab_size, name, cache)
 
 
 DRAFTERS: dict[str, Callable[[Target, str], Drafter]] = {

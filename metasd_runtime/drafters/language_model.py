@@ -10,17 +10,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.reading import CacheStrategy, Reading, make_cache_strategy
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import CachedModel
 
-__all__ = ["LanguageModel"]
+__all__ = ["READ_CHUNK", "LanguageModel", "fit", "refuse_beyond"]
+
+READ_CHUNK = 512
 
 
 class LanguageModel(Drafter):
     """Draft token by token with a language model of its own cache.
 
     While other drafters are chosen it does nothing; chosen again, it first reads what it missed
-    (its debt), in one forward.
+    (its debt), or as much of it as its cache strategy says.
 
     Parameters
     ----------
@@ -30,26 +33,34 @@ class LanguageModel(Drafter):
         Width of the target's logits; the model's own are cut or padded to it (checkpoints of one
         family pad their vocabularies differently).
     name : str, default "lm"
+    cache : {"recompute", "streaming", "lazy"} or CacheStrategy
+        How debts are paid (`metasd_runtime.reading`).
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, name: str = "lm") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int,
+        name: str = "lm",
+        cache: str | CacheStrategy = "recompute",
+    ) -> None:
         self.name = name
         self.vocab_size = vocab_size
-        self._lm = CachedModel(model)
-        self._read: list[int] = []
-        self._committed = 0
+        self.lm = CachedModel(model)
+        self.cache = make_cache_strategy(cache).fit(self.lm.max_length)
+        self._reading = Reading(self.cache)
+
+    def clone(self) -> LanguageModel:
+        return LanguageModel(self.lm.model, self.vocab_size, self.name, self.cache)
 
     def start(self, tokens: Sequence[int]) -> None:
-        self._lm.reset()
-        self._read, self._committed = [], 0
+        self.lm.reset()
+        self._reading.restart()
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
-        limit = self._lm.max_length
-        if limit is not None and len(tokens) + n > limit:
-            raise DrafterUnavailableError(
-                f"the text has {len(tokens)} tokens, its context ends at {limit}"
-            )
-        owed = list(tokens[len(self._read) :])
+        forget, owed = self._reading.plan(tokens, n)
+        self.lm.rollback(forget)
+        refuse_beyond(self.lm.max_length, len(self._reading.tokens) + len(owed) + n)
         text, drafted, rows = list(tokens), list[int](), list[Tensor]()
         begin = time.perf_counter()
         logits = self._forward(owed)
@@ -67,20 +78,26 @@ class LanguageModel(Drafter):
 
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Keep of what was read the part that stands."""
-        stands = min(self._committed, len(self._read))
-        while stands < min(len(self._read), len(tokens)) and self._read[stands] == tokens[stands]:
-            stands += 1
-        self._lm.rollback(len(self._read) - stands)
-        del self._read[stands:]
-        self._committed = len(tokens)
+        self.lm.rollback(self._reading.settle(tokens))
 
     def _forward(self, tokens: list[int]) -> Tensor:
-        logits = self._lm.forward(tokens, keep=1).logits[-1]
-        self._read += tokens
-        return _fit(logits, self.vocab_size)
+        for start in range(0, len(tokens), READ_CHUNK):
+            chunk = tokens[start : start + READ_CHUNK]
+            logits = self.lm.forward(chunk, keep=1).logits[-1]
+            self._reading.extend(chunk)
+        return fit(logits, self.vocab_size)
 
 
-def _fit(logits: Tensor, width: int) -> Tensor:
+def refuse_beyond(limit: int | None, length: int) -> None:
+    """Refuse to draft past a drafter's context."""
+    if limit is not None and length > limit:
+        raise DrafterUnavailableError(
+            f"the text and the draft have {length} tokens and its context ends at {limit}; "
+            "cache=streaming would show it a window"
+        )
+
+
+def fit(logits: Tensor, width: int) -> Tensor:
     """Logits over the target's vocabulary: cut, or padded with tokens that are never drafted."""
     if logits.shape[-1] >= width:
         return logits[..., :width]
