@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
 from metasd_runtime.draft import Drafter
@@ -70,13 +72,17 @@ class Router:
             self.drafters.append(NoDraft())
         self.arms = tuple(drafter.name for drafter in self.drafters)
         self.fallback = self.arms.index("none")
-        self.needs_features = any(drafter.needs_features for drafter in self.drafters)
+        asked = {layer for drafter in self.drafters for layer in drafter.needs_features}
+        self.needs_features = tuple(sorted(asked))
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
         self._started = False
 
-    def start(self, tokens: Sequence[int], seed: int) -> None:
-        """A query begins: every drafter is welcome again, and the policy forgets if it should."""
+    def start(self, tokens: Sequence[int], seed: int, features: Tensor | None = None) -> None:
+        """A query begins: every drafter is welcome again, and the policy forgets if it should.
+
+        `features` are the prompt's, for the drafters that need them.
+        """
         self.disabled = {}
         self.bandit_seconds = 0.0
         if self.n_competing and (self.scope == "query" or not self._started):
@@ -85,6 +91,8 @@ class Router:
         for arm, drafter in enumerate(self.drafters):
             try:
                 drafter.start(tokens)
+                if drafter.needs_features:
+                    drafter.commit(tokens, self._share(drafter, features))
             except Exception as error:
                 self.disable(arm, error)
 
@@ -122,15 +130,23 @@ class Router:
         )
         self.bandit_seconds += time.perf_counter() - begin
 
-    def commit(self, tokens: Sequence[int], features: object = None) -> None:
+    def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Tell every drafter what stands now."""
         for arm, drafter in enumerate(self.drafters):
             if arm in self.disabled:
                 continue
             try:
-                drafter.commit(tokens, features)  # type: ignore[arg-type]
+                drafter.commit(tokens, self._share(drafter, features))
             except Exception as error:
                 self.disable(arm, error)
+
+    def _share(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
+        """Of all the features that were asked for, those of one drafter."""
+        if features is None or drafter.needs_features == self.needs_features:
+            return features
+        blocks = features.chunk(len(self.needs_features), -1)
+        chosen = [blocks[self.needs_features.index(layer)] for layer in drafter.needs_features]
+        return torch.cat(chosen, -1) if chosen else None
 
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:
