@@ -21,6 +21,7 @@ from metasd_runtime.decoder import Query, decode
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.metasd import MetaSD
+from metasd_runtime.reading import Reading, Recompute
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.stopping import Stopping
@@ -151,6 +152,7 @@ class RememberingLM(LanguageModel):
     def __init__(self, remembering: Remembering, name: str) -> None:
         self.remembering, self.name = remembering, name
         self.vocab_size = remembering.vocab_size
+        self._reading = Reading(Recompute())
 
     def start(self, tokens):
         pass
@@ -159,7 +161,8 @@ class RememberingLM(LanguageModel):
         pass
 
     def propose(self, tokens, n, sampling):
-        self._lm, self._read = self.remembering, []  # type: ignore[assignment]
+        self.lm = self.remembering  # type: ignore[assignment]
+        self._reading.restart()
         self.remembering.reset()
         return super().propose(tokens, n, sampling)
 
