@@ -98,18 +98,25 @@ class UnitSums:
         """Add one value per round and column to the rounds' units; ids may come in any order."""
         if not len(ids):
             return
-        most = len(self._sums)
-        while int(ids.max()) // self._width >= most:
-            self._sums[: most // 2] = self._sums[0::2] + self._sums[1::2]
-            self._sums[most // 2 :] = 0.0
-            self._width *= 2
+        self.room_for(int(ids.max()))
         places = ids // self._width
         first = int(places.min())
-        places, self._used = places - first, max(self._used, int(places.max()) + 1)
+        places -= first
         for c, column in enumerate(columns):
             weights = np.broadcast_to(np.asarray(column, dtype=np.float64), ids.shape)
             sums = np.bincount(places, weights)
             self._sums[first : first + len(sums), c] += sums
+
+    def room_for(self, largest: int) -> tuple[NDArray[np.float64], int]:
+        """The sums, one row for `width` units each, with room for unit `largest`; and the width."""
+        most = len(self._sums)
+        while largest // self._width >= most:
+            self._sums[: most // 2] = self._sums[0::2] + self._sums[1::2]
+            self._sums[most // 2 :] = 0.0
+            self._width *= 2
+            self._used = (self._used + 1) // 2
+        self._used = max(self._used, int(largest) // self._width + 1)
+        return self._sums, self._width
 
     @property
     def sums(self) -> NDArray[np.float64]:

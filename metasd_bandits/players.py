@@ -6,11 +6,12 @@ import copy
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from metasd_bandits.carried import Carried
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.policy import Policy
 from metasd_bandits.specialise import specialise
@@ -50,9 +51,10 @@ def make_player(policy: Policy, n_arms: int, seed: int) -> Player:
 
 class _Compiled:
     def __init__(self, policy: CompiledPolicy, n_arms: int, seed: int) -> None:
-        policy = copy.copy(policy)
+        policy = copy.deepcopy(policy)
         policy.reset(n_arms, seed)  # validates hyperparameters against K
         self._engine = _engine(type(policy))
+        self._every = np.empty(n_arms) if "update_all" in policy.kernels() else None
         self._fresh = policy.fresh_buffer(n_arms)
         self._buffer = self._fresh.copy()
         self._stream = make_stream(seed)
@@ -61,28 +63,20 @@ class _Compiled:
     def play(self, starts: Flags, rewards: Floats, costs: Floats) -> Arms:
         arms = np.empty(len(starts), dtype=np.int64)
         rewards, costs = np.ascontiguousarray(rewards), np.ascontiguousarray(costs)
-        masked = bool(np.isnan(rewards).any())
-        self._engine.play(
-            self._fresh, self._buffer, self._stream, starts, rewards, costs, masked, arms
-        )
+        masked = bool(np.isnan(rewards.min()))
+        state = (self._fresh, self._buffer, self._stream)
+        if self._every is None:
+            self._engine.play(*state, starts, rewards, costs, masked, arms)
+        else:
+            self._engine.play_all(*state, starts, rewards, costs, masked, arms, self._every)
         return arms
 
     def match(
         self, starts: Flags, logged: Arms, rewards: Floats, costs: Floats, keep: Flags
     ) -> Flags:
         taken = np.empty(len(starts), dtype=np.bool_)
-        self._engine.match(
-            self._fresh,
-            self._buffer,
-            self._stream,
-            starts,
-            logged,
-            rewards,
-            costs,
-            keep,
-            self._waiting,
-            taken,
-        )
+        state = (self._fresh, self._buffer, self._stream)
+        self._engine.match(*state, starts, logged, rewards, costs, keep, self._waiting, taken)
         return taken
 
 
@@ -95,10 +89,16 @@ def _engine(policy_class: type[CompiledPolicy]) -> ModuleType:
 
 class _Interpreted:
     def __init__(self, policy: Policy, n_arms: int, seed: int) -> None:
-        self._policy: Any = copy.copy(policy)
+        self._policy = copy.deepcopy(policy)
         self._n_arms = n_arms
         self._policy.reset(n_arms, seed)
         self._waiting = -1
+
+    def _begin(self) -> None:
+        if isinstance(self._policy, Carried):
+            self._policy.begin(self._n_arms)
+        else:
+            self._policy.reset(self._n_arms)
 
     def play(self, starts: Flags, rewards: Floats, costs: Floats) -> Arms:
         arms = np.empty(len(starts), dtype=np.int64)
@@ -107,10 +107,12 @@ class _Interpreted:
         timed = costs.shape[1] > 1
         for t in range(len(arms)):
             if starts[t]:
-                self._policy.reset(self._n_arms)
-            arm = self._policy.select(~np.isnan(rows[t]) if masked[t] else None)
+                self._begin()
+            usable = ~np.isnan(rows[t]) if masked[t] else None
+            arm = self._policy.select(usable)
             cost = float(costs[arm, t if timed else 0])
-            self._policy.update(arm, float(rows[t, arm]), cost=cost, rewards=rows[t])
+            every = None if masked[t] else rows[t].copy()
+            self._policy.update(arm, float(rows[t, arm]), cost=cost, rewards=every)
             arms[t] = arm
         return arms
 
@@ -121,7 +123,7 @@ class _Interpreted:
         timed = len(costs) > 1
         for t in range(len(taken)):
             if starts[t]:
-                self._policy.reset(self._n_arms)
+                self._begin()
                 self._waiting = -1
             if self._waiting < 0:
                 self._waiting = self._policy.select()

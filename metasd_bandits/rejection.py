@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from metasd_bandits import checks
+from metasd_bandits.carried import Carried
 from metasd_bandits.columns import Reader, open_trace
 from metasd_bandits.intervals import ReplayError
 from metasd_bandits.players import make_player
@@ -72,6 +73,8 @@ def rejection_replay(
     """
     reader, policy = open_trace(source), make_policy(policy)
     options = check_options(scope, seeds, tokens, level)
+    if isinstance(policy, Carried):
+        scope = "query"
     K = len(reader.header.arms)
     floor = _logger_floor(reader, floor)
     players = [make_player(policy, K, seed) for seed in options.seeds]

@@ -13,6 +13,7 @@ have drafted from other positions of the text than the log did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.carried import Carried
 from metasd_bandits.columns import Batch, Reader, open_trace
 from metasd_bandits.intervals import (
     ReplayError,
@@ -62,7 +64,8 @@ def full_replay(
     policy : str or Policy
         As `make_policy` reads it; an object is copied, not changed.
     scope : {"query", "carried"}
-        Forget at the start of each query, or never.
+        Forget at the start of each query, or never. A `metasd_bandits.carried.Carried` policy
+        follows its own rule at the start of each query.
     seeds : sequence of int
         One run for each; all share one pass over the trace.
     tokens : int, optional
@@ -80,6 +83,8 @@ def full_replay(
     """
     reader, policy = open_trace(source), make_policy(policy)
     options = check_options(scope, seeds, tokens, level)
+    if isinstance(policy, Carried):
+        scope = "query"  # each query begins anew, but the policy says how much it forgets
     K = len(reader.header.arms)
     players = [make_player(policy, K, seed) for seed in options.seeds]
     tallies = [Tally(K, tokens) for _ in players]
@@ -107,6 +112,8 @@ def decisions(
     The batches carry rewards, tokens and steps of every arm. Raises as `full_replay` does.
     """
     reader, policy = open_trace(source), make_policy(policy)
+    if isinstance(policy, Carried):
+        scope = "query"
     K = len(reader.header.arms)
     player = make_player(policy, K, checks.integer("seed", seed, 0))
     for batch, starts in in_order(reader, _FULL, scope, None):
@@ -175,7 +182,7 @@ def _full_rewards(batch: Batch) -> NDArray[np.float64]:
             "estimation, which need the used arm's reward only"
         )
     check_rewards(rewards)
-    if np.isnan(rewards).all(axis=0).any():
+    if np.isnan(rewards.min()) and np.isnan(rewards).all(axis=0).any():
         raise ReplayError("in some round no arm could serve: every reward is NaN")
     return rewards
 
@@ -185,6 +192,8 @@ def _costs(batch: Batch, n_arms: int) -> NDArray[np.float64]:
     steps = batch.full("steps")
     if steps is None:
         return np.ones((n_arms, 1))
+    if steps.min() > 0.0 and steps.max() < math.inf:
+        return steps
     usable = ~np.isnan(batch.per_arm["rewards"])
     if not (np.isfinite(steps) & (steps > 0.0))[usable].all():
         raise ReplayError("the log holds a step that is not positive and finite")
@@ -193,6 +202,8 @@ def _costs(batch: Batch, n_arms: int) -> NDArray[np.float64]:
 
 def check_rewards(rewards: NDArray[np.float64]) -> None:
     """Refuse rewards that no policy takes; NaN is the caller's business."""
+    if rewards.min() >= 0.0 and rewards.max() <= 1.0:
+        return
     outside = (rewards < 0.0) | (rewards > 1.0)
     if outside.any():
         raise ReplayError(

@@ -17,11 +17,9 @@ from metasd_bandits.intervals import (
     UnitSums,
 )
 from metasd_bandits.policy import Policy
-from metasd_bandits.tally import Tally
+from metasd_bandits.tally import REACHED, REWARD, ROUNDS_TO, STEPS, STEPS_TO, TOKENS, N, Tally
 
 __all__ = ["Options", "ReplayResult", "difference", "policy_text", "summed_up"]
-
-N, REWARD, TOKENS, STEPS, REACHED, ROUNDS_TO, STEPS_TO = range(7)
 
 
 class Options(NamedTuple):

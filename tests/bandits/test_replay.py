@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from metasd_bandits import ConfigError, Policy, Round, Trace, TraceHeader, make_policy
+from metasd_bandits import POLICIES, ConfigError, Policy, Round, Trace, TraceHeader, make_policy
+from metasd_bandits.carried import Carried
 from metasd_bandits.columns import ColumnReader
 from metasd_bandits.intervals import Bootstrap, ReplayError, UnitSums
 from metasd_bandits.parquet import write_parquet
@@ -15,7 +16,8 @@ from metasd_bandits.replay import decisions, full_replay
 from metasd_bandits.results import difference
 from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
 
-NAMES = ["ucb", "ucb:beta=0.2", "uniform", "fixed:arm=1"]
+SETTINGS = {"fixed": "fixed:arm=1", "ucb": "ucb:beta=0.2"}
+NAMES = [SETTINGS.get(name, name) for name in sorted(POLICIES)]
 LAW = SyntheticLog(queries=12, rounds=40, seed=5, steps=(1.0, 1.2, 1.6))
 
 
@@ -53,7 +55,8 @@ def live_arms(policy, rounds, n_arms, scope, seed):
         last = r.query
         usable = [not math.isnan(x) for x in r.rewards]
         arm = policy.select(None if all(usable) else usable)
-        policy.update(arm, r.rewards[arm], cost=r.steps[arm], rewards=r.rewards)
+        every = r.rewards if all(usable) else None
+        policy.update(arm, r.rewards[arm], cost=r.steps[arm], rewards=every)
         arms.append(arm)
     return arms
 
@@ -76,7 +79,7 @@ def test_full_replay_takes_the_decisions_of_the_live_policy(policy, scope):
 
 
 @pytest.mark.filterwarnings("ignore:policy 'plain'")
-@pytest.mark.parametrize("policy", ["ucb", "uniform", "plain"])
+@pytest.mark.parametrize("policy", ["ucb", "uniform", "hedge", "plain"])
 def test_arms_that_could_not_serve_are_masked_as_they_are_live(policy):
     policy = Plain() if policy == "plain" else policy
     rng = np.random.default_rng(1)
@@ -89,6 +92,16 @@ def test_arms_that_could_not_serve_are_masked_as_they_are_live(policy):
     arms = replayed(trace, policy, "query", 3)
     assert arms == live_arms(policy, rounds, 3, "query", 3)
     assert all(not math.isnan(r.rewards[arm]) for r, arm in zip(rounds, arms, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:policy 'ucb, carried'")
+def test_a_carried_policy_follows_its_own_rule():
+    rounds = list(SyntheticReader(LAW).rounds())
+    for keep, scope in ((0.0, "query"), (1.0, "carried")):
+        carried = replayed(SyntheticReader(LAW), Carried(make_policy("ucb"), keep), "query", 3)
+        assert carried == live_arms("ucb", rounds, 3, scope, 3)
+    half = replayed(SyntheticReader(LAW), Carried(make_policy("ucb"), 0.5), "carried", 3)
+    assert half not in (carried, live_arms("ucb", rounds, 3, "query", 3))
 
 
 def test_storage_and_batch_cuts_do_not_change_decisions(tmp_path):
