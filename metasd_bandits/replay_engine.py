@@ -35,11 +35,11 @@ def mask(s, rewards, t):
 
 
 @njit(cache=True, **_LEAN)
-def play(fresh, buffer, stream, starts, rewards, costs, some_masked, arms):
-    """Full replay: decide, look up the chosen arm's reward, learn; fills `arms`."""
+def play(fresh, buffer, stream, first, last, starts, rewards, costs, some_masked, arms):
+    """Full replay of rounds first..last: decide, look up the reward, learn; fills `arms`."""
     s = view(buffer)
     timed = costs.shape[1] > 1
-    for t in range(arms.size):
+    for t in range(first, last):
         if starts[t]:
             restore(buffer, fresh)
         if some_masked:
@@ -50,11 +50,11 @@ def play(fresh, buffer, stream, starts, rewards, costs, some_masked, arms):
 
 
 @njit(cache=True, **_LEAN)
-def play_all(fresh, buffer, stream, starts, rewards, costs, some_masked, arms, every):
+def play_all(fresh, buffer, stream, first, last, starts, rewards, costs, some_masked, arms, every):
     """`play` for a policy that learns from every arm's reward; `every` is scratch, (K,)."""
     s = view(buffer)
     timed = costs.shape[1] > 1
-    for t in range(arms.size):
+    for t in range(first, last):
         if starts[t]:
             restore(buffer, fresh)
         broken = some_masked and mask(s, rewards, t)
@@ -70,14 +70,14 @@ def play_all(fresh, buffer, stream, starts, rewards, costs, some_masked, arms, e
 
 
 @njit(cache=True, **_LEAN)
-def match(fresh, buffer, stream, starts, logged, rewards, costs, keep, waiting, taken):
-    """Rejection replay: the decision waits for a logged round with its arm; fills `taken`.
+def match(fresh, buffer, stream, first, last, starts, logged, rewards, costs, keep, waiting, taken):
+    """Rejection replay of rounds first..last: a decision waits for its arm; fills `taken`.
 
     waiting[0] is the arm decided upon, or -1.
     """
     s = view(buffer)
     timed = costs.size > 1
-    for t in range(logged.size):
+    for t in range(first, last):
         if starts[t]:
             restore(buffer, fresh)
             waiting[0] = -1
