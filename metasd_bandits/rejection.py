@@ -48,7 +48,8 @@ def rejection_replay(
     The policy decides, and its decision waits for a logged round with that arm; rounds in
     between are passed over. Under a uniform logger every match counts. Under a logger with
     recorded propensities p a match counts with probability floor / p, which makes acceptance
-    equally likely for all arms. The answer is for a shorter run: about one round in K is kept.
+    equally likely for all arms. The answer is for a shorter run: the share `floor` of the rounds is
+    kept, one in K under a uniform logger.
 
     Parameters
     ----------
