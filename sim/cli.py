@@ -15,9 +15,18 @@ from rich.console import Console
 from metasd_bandits import checks
 from metasd_bandits.trace import TraceError
 from sim.acceptance import IID, AcceptanceModel, Clustered, Language
+from sim.calibration import load_environment
 from sim.jobs import Jobs
+from sim.paper import save_fitted
 from sim.report import Report
+from sim.studies.ablate import SUBJECTS
+from sim.studies.ablate import ablate as ablation
+from sim.studies.calibrate import calibrate_study
+from sim.studies.calibrate import what_if as what_if_study
+from sim.studies.fit import fit
 from sim.studies.regret import regret_study
+from sim.studies.reproduce import check_numbers
+from sim.studies.reproduce import reproduce as reproduction
 
 __all__ = ["app", "main"]
 
@@ -141,6 +150,107 @@ def regret(
         jobs=workers(jobs, backend, scheduler),
     )
     present(report, as_json, plot)
+
+
+@app.command()
+@plainly
+def reproduce(
+    table: Annotated[str, typer.Argument(help="2, 3, 4, 5, 7, 12, 14, 15, 16, 19 or all.")] = "all",
+    replications: Replications = 1000,
+    seed: Seed = 0,
+    refit: Annotated[
+        Path | None, typer.Option(help="Fit the free parameters anew and write them here.")
+    ] = None,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the paper's bandit columns from its single-drafter columns."""
+    where = workers(jobs, backend, scheduler)
+    fitted = None
+    if refit is not None:
+        fitted = fit(jobs=where)
+        save_fitted(fitted, refit)
+    report = reproduction(
+        check_numbers(table), replications=replications, seed=seed, jobs=where, fitted=fitted
+    )
+    present(report, as_json, plot)
+
+
+@app.command()
+@plainly
+def ablate(
+    subject: Annotated[str, typer.Argument(help=", ".join(SUBJECTS))],
+    replications: Replications = 500,
+    seed: Seed = 0,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Vary one thing; sweep beta and gamma to recommended defaults."""
+    where = workers(jobs, backend, scheduler)
+    present(ablation(subject, replications=replications, seed=seed, jobs=where), as_json, plot)
+
+
+@app.command()
+@plainly
+def calibrate(
+    trace: Annotated[Path, typer.Argument(help="A trace that decoding has recorded.")],
+    save: Annotated[Path | None, typer.Option(help="Keep the environment here (JSON).")] = None,
+    replications: Replications = 1000,
+    draws: Annotated[int, typer.Option(help="Bootstrap samples of queries.")] = 100,
+    seed: Seed = 0,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit an environment to a trace, with intervals and goodness of fit."""
+    report = calibrate_study(
+        trace,
+        save=save,
+        replications=replications,
+        draws=draws,
+        seed=seed,
+        jobs=workers(jobs, backend, scheduler),
+    )
+    present(report, as_json, plot)
+
+
+@app.command("what-if")
+@plainly
+def what_if(
+    environment: Annotated[Path, typer.Argument(help="An environment that calibrate saved.")],
+    policy: Policies = None,
+    reward: Annotated[str | None, typer.Option(help="Default: the trace's own.")] = None,
+    draft_length: Annotated[int | None, typer.Option(help="Another N.")] = None,
+    switch: Annotated[float | None, typer.Option(help="Another cost of a switch.")] = None,
+    replications: Replications = 1000,
+    seed: Seed = 0,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> None:
+    """Other policies, draft lengths or switching costs in a fitted environment."""
+    made, saved = load_environment(environment)
+    report = what_if_study(
+        made,
+        saved["arms"],
+        policy or [saved["policy"], "uniform", "ucb", "exp3"],
+        reward=reward or saved["reward"],
+        draft_length=draft_length,
+        switch=switch,
+        replications=replications,
+        seed=seed,
+        jobs=workers(jobs, backend, scheduler),
+    )
+    present(report, as_json, None)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,7 +146,7 @@ def _run_piece(task: Task | BanditTask, first: int, count: int) -> Runs | Bandit
 
 def _blocks(replications: int) -> list[tuple[int, int]]:
     edges = np.linspace(0, replications, min(_BLOCKS, replications) + 1).astype(int).tolist()
-    return [(a, b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(a, b - a) for a, b in pairwise(edges)]
 
 
 def _joined(parts: Sequence[_Result]) -> _Result:

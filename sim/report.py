@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from metasd_bandits.plotting import save_figure, style
+from metasd_bandits.plotting import line_with_band, save_figure, style
 
-__all__ = ["Interval", "Report", "mean_interval"]
+__all__ = ["Interval", "Report", "line_with_interval", "mean_interval"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,21 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
         return Interval(mean, math.nan, math.nan)
     half = stats.t.ppf((1 + level) / 2, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size)
     return Interval(mean, mean - half, mean + half)
+
+
+def line_with_interval(
+    axes: Axes,
+    x: ArrayLike,
+    cells: Sequence[Interval],
+    label: str,
+    line: dict[str, Any],
+    least: float = -math.inf,
+) -> None:
+    """A line through estimates with the band of their intervals, cut below at `least`."""
+    mean, low, high = (
+        np.maximum([getattr(c, end) for c in cells], least) for end in ("value", "low", "high")
+    )
+    line_with_band(axes, x, mean, low, high, label, line)
 
 
 @dataclass

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from metasd_bandits import bounds, checks, make_policy
-from metasd_bandits.plotting import line_styles, line_with_band, new_figure
+from metasd_bandits.plotting import line_styles, new_figure
 from metasd_bandits.policies.ucb import UCB
 from sim.acceptance import IID, AcceptanceModel
 from sim.environment import Environment
 from sim.jobs import Jobs, Task
-from sim.report import Interval, Report, mean_interval
+from sim.report import Interval, Report, line_with_interval, mean_interval
 from sim.simulate import Runs
 
 __all__ = ["growth_exponent", "regret_curves", "regret_study"]
@@ -104,7 +104,7 @@ def regret_curves(runs: Runs, oracle: Runs) -> NDArray[np.float64]:
 def growth_exponent(
     grid: NDArray[np.int64], regret: NDArray[np.float64], seed: int = 0, draws: int = 500
 ) -> Interval:
-    """Slope of ln(mean regret) on ln(B) over the upper half, with a bootstrap interval over runs."""
+    """Slope of ln(mean regret) on ln(B) over the upper half, with a bootstrap interval."""
     upper = np.arange(grid.size // 2, grid.size)
     x = np.log(grid[upper])
 
@@ -153,8 +153,7 @@ def _draw(
     figure, axes = new_figure(width=7.2, height=4.6)
     for (policy, regret), line in zip(curves.items(), line_styles(len(curves)), strict=True):
         intervals = [mean_interval(column) for column in regret.T]
-        band = [[max(getattr(i, end), 1e-3) for i in intervals] for end in ("value", "low", "high")]
-        line_with_band(axes, grid, *band, policy, line)
+        line_with_interval(axes, grid, intervals, policy, line, least=1e-3)
         upper = uppers[policy]
         if upper is not None:
             axes.plot(grid, upper, color=line["color"], linewidth=1.0, linestyle=(0, (1, 3)))
