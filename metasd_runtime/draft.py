@@ -64,6 +64,11 @@ class Drafter(ABC):
     name: str = "custom"
     needs_features: ClassVar[bool] = False
 
+    @property
+    def base(self) -> Drafter:
+        """The drafter whose state this arm uses: itself, unless several arms share one."""
+        return self
+
     def clone(self) -> Drafter:
         """Another of the same, with state of its own: one for each row of a batch.
 

@@ -59,7 +59,8 @@ class Router:
         scope: Scope = "query",
     ) -> None:
         self.draft_length = checks.integer("draft_length", draft_length, 1)
-        self.scope = checks.choice("scope", scope, ("query", "carried"))
+        checks.choice("scope", scope, ("query", "carried"))
+        self.scope: Scope = scope
         self.policy = make_policy(policy)
         if scope == "carried" and not isinstance(self.policy, Carried):
             self.policy = Carried(self.policy)
@@ -76,6 +77,7 @@ class Router:
             self.drafters.append(NoDraft())
         self.arms = tuple(drafter.name for drafter in self.drafters)
         self.fallback = self.arms.index("none")
+        self._groups = _by_base(self.drafters)
         self.needs_features = any(drafter.needs_features for drafter in self.drafters)
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
@@ -86,11 +88,11 @@ class Router:
         self.bandit_seconds = 0.0
         if self.n_competing:
             self.policy.begin(self.n_competing, seed=seed)
-        for arm, drafter in enumerate(self.drafters):
+        for base, arms in self._groups:
             try:
-                drafter.start(tokens)
+                base.start(tokens)
             except Exception as error:
-                self.disable(arm, error)
+                self._disable_all(arms, error)
 
     def disable(self, arm: int, error: Exception) -> None:
         """Leave an arm out for the rest of the query, with a warning; decoding goes on."""
@@ -139,21 +141,40 @@ class Router:
             round_.reward,
             cost=round_.step,
             propensity=round_.propensity,
-            rewards=round_.rewards,
+            rewards=self._every_reward(round_),
         )
         self.bandit_seconds += time.perf_counter() - begin
 
+    def _every_reward(self, round_: Round) -> list[float] | None:
+        """The competing arms' rewards; one that could not serve (NaN) has earned nothing."""
+        if round_.rewards is None:
+            return None
+        return [0.0 if math.isnan(r) else r for r in round_.rewards[: self.n_competing]]
+
     def commit(self, tokens: Sequence[int], features: object = None) -> None:
         """Tell every drafter what stands now."""
-        for arm, drafter in enumerate(self.drafters):
-            if arm in self.disabled:
+        for base, arms in self._groups:
+            if self.disabled.keys() >= set(arms):
                 continue
             try:
-                drafter.commit(tokens, features)  # type: ignore[arg-type]
+                base.commit(tokens, features)  # type: ignore[arg-type]
             except Exception as error:
+                self._disable_all(arms, error)
+
+    def _disable_all(self, arms: Sequence[int], error: Exception) -> None:
+        for arm in arms:
+            if arm not in self.disabled:
                 self.disable(arm, error)
 
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def _by_base(drafters: Sequence[Drafter]) -> list[tuple[Drafter, list[int]]]:
+    """Each drafter with a state of its own, and the arms that draft with it."""
+    groups: dict[int, tuple[Drafter, list[int]]] = {}
+    for arm, drafter in enumerate(drafters):
+        groups.setdefault(id(drafter.base), (drafter.base, []))[1].append(arm)
+    return list(groups.values())

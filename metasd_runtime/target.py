@@ -14,7 +14,9 @@ from metasd_runtime.hf import (
     cache_argument,
     cache_of,
     new_layers,
+    output_width,
     refuse_stateful,
+    unwrapped,
 )
 
 __all__ = ["CachedModel", "Forward", "Target"]
@@ -52,6 +54,7 @@ class CachedModel:
     def __init__(
         self, model: PreTrainedModel, layers: list[PreallocatedLayer] | None = None
     ) -> None:
+        model = unwrapped(model)
         refuse_stateful(model)
         self.model = model
         self.layers = new_layers(model, _FIRST_CAPACITY) if layers is None else layers
@@ -75,7 +78,7 @@ class CachedModel:
     @property
     def vocab_size(self) -> int:
         """Width of the logits (padded vocabularies included)."""
-        return self.model.get_output_embeddings().weight.shape[0]
+        return output_width(self.model)
 
     @property
     def max_length(self) -> int | None:
