@@ -75,7 +75,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             except FileNotFoundError as error:
                 _fail(f"{error.filename}: there is no such file or folder")
             except OSError as error:
-                _fail(f"{error.filename}: {error.strerror}")
+                _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
     return run
 
