@@ -99,10 +99,10 @@ def check(target: Target, drafters: list[Drafter], tokens: list[int]) -> None:
     assert_holds(target.layers, fresh, len(tokens) - 1)
     for drafter in drafters:
         if isinstance(drafter, LanguageModel):
-            read = drafter._read
+            read = drafter._reading.tokens
             assert read == tokens[: len(read)]
             assert len(read) < len(tokens)
-            assert_cache_is_fresh(drafter._lm, read)
+            assert_cache_is_fresh(drafter.lm, read)
 
 
 @settings(max_examples=60)
