@@ -1,4 +1,4 @@
-"""Drafters that are odd, lazy, short, broken, or elsewhere: decoding goes on, its output unchanged."""
+"""Drafters that are odd, short, broken or elsewhere: decoding goes on, its output unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LogitsProcessorList,
     MistralConfig,
     MistralForCausalLM,
+    NoRepeatNGramLogitsProcessor,
 )
 
 from metasd_bandits import Policy
@@ -423,39 +425,30 @@ def test_no_draft_wins_where_speculation_does_not_pay(model):
     assert sum(r.arm == 1 for r in rounds) > 0.8 * len(rounds)
 
 
-# -- Architectures -----------------------------------------------------------------------------------
+# -- Architectures -------------------------------------------------------------------------------
 
 
 def small(kind):
     torch.manual_seed(0)
-    common = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 4,
-              "num_attention_heads": 4, "max_position_embeddings": 256}  # fmt: skip
-    ids = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    common = {
+        "vocab_size": VOCAB,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    window = {"num_key_value_heads": 2, "sliding_window": 8}
     if kind == "gpt2":
-        config = GPT2Config(
-            vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, **ids
-        )
-        model = GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=4, **common))
     elif kind == "gpt_neox":
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=64, **common, **ids))
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **common))
     elif kind == "mistral":
-        model = MistralForCausalLM(
-            MistralConfig(
-                intermediate_size=64, num_key_value_heads=2, sliding_window=8, **common, **ids
-            )
-        )
+        model = MistralForCausalLM(MistralConfig(**sizes, **window, **common))
     else:
-        model = Gemma2ForCausalLM(
-            Gemma2Config(
-                intermediate_size=64,
-                num_key_value_heads=2,
-                head_dim=8,
-                sliding_window=8,
-                query_pre_attn_scalar=8,
-                **common,
-                **ids,
-            )  # fmt: skip
-        )
+        head = {"head_dim": 8, "query_pre_attn_scalar": 8}
+        model = Gemma2ForCausalLM(Gemma2Config(**head, **sizes, **window, **common))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" not in name and "ln" not in name and weight.dim() > 1:
@@ -465,10 +458,13 @@ def small(kind):
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "mistral", "gemma2"])
 def test_architectures_equal_plain_generate(kind):
-    """Early exit cuts them all; the sliding windows (8) are passed many times over."""
+    """Early exit cuts them all; the sliding windows (8) are passed many times over.
+
+    No pair of tokens comes twice, so that the text does not fall into a circle.
+    """
     model = small(kind)
-    plain = greedy_text(model, PROMPT, 60)
-    assert len(set(plain[-30:])) > 1
+    plain = greedy_text(model, PROMPT, 60, no_repeat_ngram_size=2)
+    assert len(set(plain[-30:])) > 5
     target = Target(model)
     pool = [
         EarlyExit(target, 1),
@@ -476,9 +472,11 @@ def test_architectures_equal_plain_generate(kind):
         LanguageModel(model, VOCAB, "itself"),
         Script("half right", lambda t, n: [*plain[len(t) : len(t) + 3], 0, 0]),
     ]
+    sampling = Sampling(LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text, rounds = run(target, pool, PROMPT, 60, policy=ByTurns([0, 1, 2, 3, 3]))
+        text, rounds = run(
+            target, pool, PROMPT, 60, policy=ByTurns([0, 1, 2, 3, 3]), sampling=sampling
+        )
     assert text == plain
-    assert all(r.accepted == r.drafted for r in rounds if r.arm == 2)
     assert any(0 < r.accepted < r.drafted for r in rounds)
