@@ -109,11 +109,11 @@ def prefill(query: Query, target: Target, router: Router) -> None:
     """Read the prompt, all but its last token, and tell the drafters that a query begins."""
     begin = time.perf_counter()
     target.reset()
-    target.prefill(query.tokens[:-1])
+    features = target.prefill(query.tokens[:-1], router.needs_features)
     query.prefill_seconds = time.perf_counter() - begin
     if not query.plain_step:
         query.plain_step = plain_step_seconds(target, query.tokens[-1])
-    router.start(query.tokens, query.seed)
+    router.start(query.tokens, query.seed, features)
 
 
 def plain_step_seconds(target: Target, token: int, repeats: int = 3) -> float:

@@ -29,6 +29,7 @@ from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.hf import unwrapped
 from metasd_runtime.output import Output
 from metasd_runtime.per_call import CallOptions
+from metasd_runtime.request import let_go
 from metasd_runtime.rows import Prompt, padding_token
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
@@ -141,8 +142,7 @@ class FrontDoor(ABC):
             )
             prompts = _prompts(asked, self.target)
         except BaseException:
-            if streamer is not None:
-                streamer.end()  # whoever reads it would wait for ever
+            let_go(streamer)
             raise
         output, config = self._answer(
             prompts,

@@ -27,7 +27,7 @@ from metasd_runtime.front_door import FrontDoor
 from metasd_runtime.models import load_target
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
-from metasd_runtime.request import Request
+from metasd_runtime.request import Request, let_go
 from metasd_runtime.router import Router, Scope
 from metasd_runtime.rows import (
     Prompt,
@@ -257,8 +257,7 @@ streamer, tokenizer
                 pad=padding_token(config),
             )
         except BaseException:
-            if streamer is not None:
-                streamer.end()  # whoever reads it would wait for ever
+            let_go(streamer)
             raise
         try:
             return request.run(), config

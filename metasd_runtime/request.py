@@ -18,7 +18,7 @@ from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
 from metasd_runtime.target import Target
 
-__all__ = ["Request"]
+__all__ = ["Request", "let_go"]
 
 
 class Request:
@@ -127,3 +127,9 @@ class Request:
             tuple(len(row.tokens) - n for row, n in zip(rows, self._prompts, strict=False)),
             **scores,
         )
+
+
+def let_go(streamer: Any) -> None:
+    """End a streamer whose call was refused, if somebody may be waiting at its other end."""
+    if hasattr(streamer, "text_queue"):
+        streamer.end()

@@ -121,7 +121,7 @@ def test_mistakes_are_one_sentence(run, model_folder, arguments, message):
     assert code == 2
     assert message in err
     assert "Traceback" not in err
-    assert out == ""
+    assert out.strip() == ""
 
 
 def test_an_empty_prompt_is_refused(run, model_folder):

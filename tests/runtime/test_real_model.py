@@ -124,13 +124,13 @@ class Remembering:
     def reset(self):
         self.text = []
 
-    def prefill(self, tokens):
+    def prefill(self, tokens, features=()):
         self.text += tokens
 
     def rollback(self, n):
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens, *, keep=0, features=False):
+    def forward(self, tokens, *, keep=0, features=()):
         rows = []
         for token in tokens:
             self.text.append(token)
