@@ -72,6 +72,8 @@ class Router:
         for name in names:
             if names.count(name) > 1:
                 raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
+        if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
+            raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
         competing = [d for d in drafters if d.name != "none" or reward == "throughput"]
         self.drafters: list[Drafter] = list(competing)
         self.n_competing = len(competing)
