@@ -61,7 +61,7 @@ class Eagle(Drafter):
         self._device = target.device
         self._vocabulary = vocabulary.to(self._device)
         self._context = target.max_length
-        self._embeddings = target.model.get_input_embeddings().weight
+        self._embeddings: Tensor = target.model.get_input_embeddings().weight
         self._head = draft_head(target, vocabulary) if head is None else head
         self._install(weights)
         self._logits = torch.full((target.vocab_size,), float("-inf"), device=self._device)

@@ -78,7 +78,7 @@ class TrainingConfig:
     shared_tokens: int = 300_000
     tokens: int = 100_000
     batch_tokens: int = 512
-    rate: float = 1e-3
+    rate: float = 6e-5
     depths: int = 4
 
     def __post_init__(self) -> None:

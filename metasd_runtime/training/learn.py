@@ -53,7 +53,7 @@ class Learning:
 
     tokens: int
     batch_tokens: int = 512
-    rate: float = 1e-3
+    rate: float = 6e-5
     depths: int = 4
     checkpoint: int = 20
 
@@ -133,7 +133,7 @@ def learn(
     TrainingError
         If the loss is not finite: `model` and `path` hold the last good state.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     step = _resume(model, optimiser, path)
     batches = islice(texts, step, None)
     device = model.w["norm"].device

@@ -23,10 +23,11 @@ from metasd_runtime.training.corpus import (
     draft_vocabulary,
     load_corpus,
 )
-from metasd_runtime.training.eagle_model import EagleModel, initial_weights
+from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.evaluate import Acceptance, evaluate
+from metasd_runtime.training.initial import initial_weights
 from metasd_runtime.training.learn import Learning, learn
-from metasd_runtime.training.prompts import load_prompts
+from metasd_runtime.training.prompts import Prompt, load_prompts
 
 __all__ = ["Pool", "answer_prompts", "train_pool"]
 
@@ -108,7 +109,7 @@ def answer_prompts(
 ) -> None:
     """Step one: let the target answer every domain's prompts."""
     data = config.data
-    prompts = {
+    prompts: dict[str, Sequence[Prompt]] = {
         name: load_prompts(name, source, loaded.tokenizer, data.max_prompt_tokens)
         for name, source in config.domains.items()
     }
@@ -174,12 +175,11 @@ class Student:
         vocabulary, self.covered = draft_vocabulary(texts, size, output.shape[0])
         self.vocabulary = vocabulary.to(model.device)
         self.head: Tensor = output[self.vocabulary]
-        self.sample = texts[0].tokens
+        self.texts = texts
 
     def new(self) -> EagleModel:
         """A head that has learned nothing yet."""
-        weights = initial_weights(self.loaded.model, self.shape, self.sample, self.config.seed)
-        return self._model(weights)
+        return self._model(initial_weights(self.loaded.model, self.shape, self.texts))
 
     def copy(self, head: EagleModel) -> EagleModel:
         """Another head with the same weights."""
