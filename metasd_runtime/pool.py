@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from metasd_runtime.draft import Drafter
-from metasd_runtime.drafters.eagle import Eagle, draft_head
+from metasd_runtime.drafters.draft_head import DraftHead
+from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import MATRICES, EagleShape, quantise
 from metasd_runtime.target import Target
 
@@ -159,7 +160,7 @@ def load_pool(path: str | Path, target: Target) -> list[Drafter]:
         raise PoolError(
             f"{Path(path) / WEIGHTS} is missing or damaged ({error}); copy or train the pool again"
         ) from None
-    head = draft_head(target, vocabulary)
+    head = DraftHead(target, vocabulary)
     return [Eagle(shape, heads[name], vocabulary, target, name, head) for name in heads]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from metasd_runtime.drafters.draft_head import with_prompt
 from metasd_runtime.training.corpus import Batch, Text
 from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.learn import half, model_logits, target_probabilities
@@ -42,25 +43,34 @@ class Acceptance:
 
 @torch.inference_mode()
 def evaluate(
-    model: EagleModel, texts: Sequence[Text], head: Tensor, vocabulary: Tensor, depths: int = 5
+    model: EagleModel, texts: Sequence[Text], output: Tensor, vocabulary: Tensor, depths: int = 5
 ) -> Acceptance:
     """Follow each text as greedy decoding would, from the unrolled head's outputs.
 
     While drafts are accepted they are the text's own tokens, so one unrolled pass gives every
     block that decoding could draft.
+
+    Parameters
+    ----------
+    output : (target's vocabulary, hidden)
+        The target's output head.
+    vocabulary : (V,) int64
+        The tokens that can be drafted, besides those of each prompt.
     """
     matches, overlaps, rounds, emitted = [], [], 0, 0
     for text in texts:
-        batch = Batch.of([text], len(model.shape.layers), head.device)
+        batch = Batch.of([text], len(model.shape.layers), output.device)
+        allowed = with_prompt(vocabulary, text.tokens[: -text.answered])
+        head = output[allowed]
         p = target_probabilities(batch, head)
         label = batch.label[batch.answer]
         match = torch.zeros(depths, len(label) + depths, dtype=torch.bool)
         overlap = torch.full((depths, len(label)), float("nan"))
-        with half(head.device):
+        with half(output.device):
             unrolled = model(batch, depths)
         for depth, (out, rows) in enumerate(unrolled):
             logits = model_logits(model, out, head)
-            match[depth, rows] = vocabulary[logits.argmax(-1)] == label[rows]
+            match[depth, rows] = allowed[logits.argmax(-1)] == label[rows]
             overlap[depth, rows] = torch.minimum(logits.softmax(-1), p[rows]).sum(-1)
         matches.append(match[:, : len(label)])
         overlaps.append(overlap)

@@ -174,7 +174,7 @@ class Student:
         size = min(config.head.vocabulary, output.shape[0])
         vocabulary, self.covered = draft_vocabulary(texts, size, output.shape[0])
         self.vocabulary = vocabulary.to(model.device)
-        self.head: Tensor = output[self.vocabulary]
+        self.output: Tensor = output
         self.texts = texts
 
     def new(self) -> EagleModel:
@@ -202,7 +202,7 @@ class Student:
         learn(
             head,
             batches(texts, learning.batch_tokens, f"{self.config.seed}/{name}"),
-            self.head,
+            self.output[self.vocabulary],
             learning,
             states / f"{name}.pt",
             lambda step, steps, loss: progress(f"head: {name}", step, steps, f"loss {loss:.3f}"),
@@ -217,7 +217,7 @@ class Student:
         for name, head in heads.items():
             matrix[name] = {}
             for domain, corpus in self.corpora.items():
-                matrix[name][domain] = evaluate(head, corpus.held_out, self.head, self.vocabulary)
+                matrix[name][domain] = evaluate(head, corpus.held_out, self.output, self.vocabulary)
                 done += 1
                 progress("evaluation", done, total, f"{name} on {domain}")
         return matrix

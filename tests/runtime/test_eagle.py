@@ -90,12 +90,33 @@ def test_its_state_is_that_of_a_fresh_one(
         drafter.commit(text[: length + emitted], features[length - 1 : length + emitted - 1])
         length, owed = length + emitted, owed + emitted
     fresh = new_drafter(model, target)
-    fresh.start(text[:length])
+    fresh.start(text[:prompt])
     fresh.commit(text[:length], features[: length - 1])
     draft, expected = (d.propose(text[:length], 5, Sampling()) for d in (drafter, fresh))
     assert draft.tokens == expected.tokens
     assert torch.allclose(draft.probs, expected.probs, atol=1e-5)
     assert draft.owed == owed - rounds[-1][0]
+
+
+def test_it_drafts_the_prompts_tokens_besides_its_vocabulary(model: Any) -> None:
+    target = Target(model)
+    drafter = new_drafter(model, target)
+    for text in ([1, 3, 3, 4], [5, 8, 0]):
+        drafter.start(text)
+        drafter.commit(text, features_of(model, text)[:-1])
+        probs = drafter.propose(text, 2, Sampling()).probs
+        assert probs is not None
+        drafted = {*VOCABULARY.tolist(), *text}
+        assert set(probs[0].nonzero()[:, 0].tolist()) == drafted
+        rows = probs[0, sorted(drafted)].log()
+        again = Eagle(
+            drafter.shape, random_weights(drafter.shape, 0), torch.tensor(sorted(drafted)), target
+        )
+        again.start(text)
+        again.commit(text, features_of(model, text)[:-1])
+        expected = again.propose(text, 2, Sampling()).probs
+        assert expected is not None
+        assert torch.allclose(rows, expected[0, sorted(drafted)].log(), atol=1e-5)
 
 
 def test_sampled_tokens_are_drawn_from_what_it_tells(model: Any) -> None:
@@ -109,6 +130,7 @@ def test_sampled_tokens_are_drawn_from_what_it_tells(model: Any) -> None:
         draft, _ = draft_block(drafter, text, 4, sampling, 48)
         outside = torch.ones(48, dtype=torch.bool)
         outside[VOCABULARY] = False
+        outside[text] = False
         assert not draft.probs[:, outside].any()
         for j, (token, q) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
             u = uniform(seed, 0, len(text) + j, Purpose.DRAFT, len(text))

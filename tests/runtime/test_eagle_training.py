@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from metasd_runtime.drafters import eagle
+from metasd_runtime.drafters import draft_head, eagle
 from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import EagleShape
 from metasd_runtime.sampling import Sampling
@@ -83,7 +83,8 @@ def test_greedy_answers_are_greedy_and_sampled_ones_are_not_all(world: Any) -> N
 def test_training_sees_what_drafting_sees(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every depth the unrolled head gives the logits the drafter has along the same tokens."""
     model, _, corpus = world
-    monkeypatch.setattr(eagle, "quantise", lambda w: (w.float(), torch.ones(w.shape[0])))
+    for module in (eagle, draft_head):
+        monkeypatch.setattr(module, "quantise", lambda w: (w.float(), torch.ones(w.shape[0])))
     head, vocabulary = new_head(model, corpus)
     target = Target(model)
     drafter = Eagle(head.shape, head.weights(), vocabulary, target)
@@ -175,7 +176,7 @@ def test_it_learns_what_it_does_not_begin_with(world: Any, tmp_path: Path) -> No
     spoil(before, 0.95)
     learning = Learning(tokens=64 * 60, batch_tokens=64, rate=3e-3)
     after, _ = train(world, tmp_path / "state.pt", learning, spoilt=0.95)
-    rows = model.lm_head.weight[vocabulary]
+    rows = model.lm_head.weight
     measured = [evaluate(head, corpus.train, rows, vocabulary, 4) for head in (before, after)]
     assert measured[1].block_divergence > measured[0].block_divergence + 0.1
     assert measured[1].tokens_per_round > measured[0].tokens_per_round
@@ -185,7 +186,7 @@ def test_it_begins_with_a_good_guess(world: Any) -> None:
     """Regression alone foresees far more of what comes than the layer fed with noise does."""
     model, _, corpus = world
     head, vocabulary = new_head(model, corpus)
-    rows = model.lm_head.weight[vocabulary]
+    rows = model.lm_head.weight
     begun = evaluate(head, corpus.held_out, rows, vocabulary, 3)
     with torch.no_grad():
         for name in ("fuse", "embed", "chain"):
