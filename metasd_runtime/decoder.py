@@ -51,6 +51,8 @@ class Query:
         Keeps the scores of what is emitted, where they were asked for.
     shadow : bool
         Let every other arm draft as well, to learn what each would have earned.
+    draft_all : bool
+        Decode with `metasd_runtime.draft_all.decode_all` instead.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Query:
     plain_step: float = 0.0
     kept: Scores | None = field(default=None, repr=False)
     shadow: bool = False
+    draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
 
 

@@ -68,6 +68,9 @@ class MetaSD(FrontDoor):
     shadow : bool
         Let every arm draft in every round, one of them being used, so that the trace carries
         every arm's reward (and `hedge` can learn). Slow; the output stays the same.
+    draft_all : bool
+        The static ensemble, a baseline: every drafter drafts in every round, all blocks are
+        verified and the longest is used; the policy chooses nothing.
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
 
@@ -90,6 +93,7 @@ class MetaSD(FrontDoor):
         draft_threshold: float = 0.0,
         scope: Scope = "query",
         shadow: bool = False,
+        draft_all: bool = False,
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
@@ -99,7 +103,7 @@ class MetaSD(FrontDoor):
         self.draft_threshold = checks.number(
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
-        self.shadow = shadow
+        self.shadow, self.draft_all = shadow, draft_all
         self.router = Router(pool, policy, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
@@ -148,6 +152,7 @@ class MetaSD(FrontDoor):
         pool: Sequence[str] | None = None,
         speculate: bool = True,
         shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -171,7 +176,7 @@ streamer, tokenizer
             Have the `Output` carry the target's log-probability of each emitted token.
         seed : int, optional
             Of the sampling and the policy; drawn from torch's generator where it is not given.
-        draft_length, draft_threshold, policy, shadow : optional
+        draft_length, draft_threshold, policy, shadow, draft_all : optional
             For this call instead of the session's. A call with a policy or a pool of its own
             neither uses nor changes what the session's policy carries.
         pool : sequence of str, optional
@@ -222,6 +227,7 @@ streamer, tokenizer
                 pool,
                 speculate,
                 shadow,
+                draft_all,
                 trace,
                 query,
                 on_round,
@@ -274,6 +280,7 @@ streamer, tokenizer
         name = options.query if options.query is not None else str(self._queries)
         self._queries += 1
         threshold = options.threshold(self.draft_threshold)
+        shadow, draft_all = options.modes(self.shadow, self.draft_all)
         queries = []
         for row, (prompt, one) in enumerate(zip(prompts, settled, strict=True)):
             one.sampling.draft_threshold = threshold
@@ -285,7 +292,8 @@ streamer, tokenizer
                 seed + row,
                 plain_step=self._plain_step,
                 kept=keep_scores(one, len(prompt.tokens), options.output_logprobs),
-                shadow=self.shadow if options.shadow is None else options.shadow,
+                shadow=shadow,
+                draft_all=draft_all,
             )
             query.on_round = options.on_round
             queries.append(query)

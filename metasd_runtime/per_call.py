@@ -30,9 +30,28 @@ class CallOptions:
     pool: Sequence[str] | None = None
     speculate: bool = True
     shadow: bool | None = None
+    draft_all: bool | None = None
     trace: str | Path | None = None
     query: str | None = None
     on_round: Callable[[Round], None] | None = None
+
+    def modes(self, shadow: bool, draft_all: bool) -> tuple[bool, bool]:
+        """Whether to draft in shadow, and with all at once; the session's where the call is silent.
+
+        Raises
+        ------
+        ConfigError
+            For both, or for a policy where nothing is chosen.
+        """
+        shadow = shadow if self.shadow is None else self.shadow
+        draft_all = draft_all if self.draft_all is None else self.draft_all
+        if draft_all and (shadow or self.policy is not None):
+            other = "shadow" if shadow else "policy"
+            raise checks.ConfigError(
+                f"draft_all uses every drafter in every round, so {other} says nothing; "
+                "leave one of them out"
+            )
+        return shadow and self.speculate, draft_all and self.speculate
 
     def settled_seed(self) -> int:
         """The seed, drawn from torch's generator where none was given."""
