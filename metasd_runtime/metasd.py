@@ -24,6 +24,7 @@ from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.front_door import FrontDoor
+from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
@@ -104,7 +105,8 @@ class MetaSD(FrontDoor):
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
         self.shadow, self.draft_all = shadow, draft_all
-        self.router = Router(pool, policy, reward, draft_length, scope)
+        chosen = policy_by_name(policy, tokenizer)
+        self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
@@ -246,7 +248,7 @@ streamer, tokenizer
     ) -> tuple[Output, GenerationConfig]:
         """Settle and decode the rows of a call, one after another."""
         try:
-            router = router_for(self.router, options)
+            router = router_for(self.router, options, self.tokenizer)
             seed = options.settled_seed()
             settled = settle_rows(prompts, settle_row, seed)
             config = settled[0].config
