@@ -93,7 +93,7 @@ class ParquetReader(Reader):
         self.query_names.clear()
         ids: dict[str, int] = {}
         arms = {arm: i for i, arm in enumerate(self.header.arms)}
-        for record in self._file.iter_batches(rows, columns=wanted, use_threads=False):
+        for record in self._file.iter_batches(rows, columns=wanted):
             column = dict(zip(record.schema.names, record.columns, strict=True))
             batch = Batch(self._codes(column["query"], ids, "query"))
             self.query_names.extend(list(ids)[len(self.query_names) :])
@@ -120,7 +120,8 @@ class ParquetReader(Reader):
                     f"{', '.join(ids)}"
                 )
             return np.array([ids[word] for word in words], dtype=np.int64)[codes]
-        used, first = np.unique(codes, return_index=True)
+        runs = codes[np.flatnonzero(np.diff(codes, prepend=-1))]
+        used, first = np.unique(runs, return_index=True)
         for code in used[np.argsort(first)].tolist():
             ids.setdefault(words[code], len(ids))
         table = np.zeros(len(words), dtype=np.int64)

@@ -47,7 +47,7 @@ class Query:
         Why the text ended, once it has.
     prefill_seconds, plain_step : float
         Time of reading the prompt, and of one plain step (the unit of the throughput reward).
-    kept : Scores, optional
+    kept : Scores
         Keeps the scores of what is emitted, where they were asked for.
     shadow : bool
         Let every other arm draft as well, to learn what each would have earned.
@@ -63,7 +63,7 @@ class Query:
     finish: Finish | None = None
     prefill_seconds: float = 0.0
     plain_step: float = 0.0
-    kept: Scores | None = field(default=None, repr=False)
+    kept: Scores = field(default_factory=Scores, repr=False)
     shadow: bool = False
     draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
@@ -86,13 +86,11 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
         begin = time.perf_counter()
         forward = target.forward([tokens[-1], *draft.tokens], features=router.needs_features)
         scores = sampling.scores(forward.logits, tokens, draft.tokens)
-        if query.kept is not None:
-            query.kept.see(forward.logits, scores)
+        query.kept.see(forward.logits, scores)
         verdict = verify(draft, scores, len(tokens), sampling)
         timing = Timing(draft_seconds, time.perf_counter() - begin, query.plain_step)
         emitted, query.finish = commit(tokens, draft, verdict, target, stopping)
-        if query.kept is not None:
-            query.kept.keep(emitted)
+        query.kept.keep(emitted)
         features = None if forward.features is None else forward.features[: len(emitted)]
         round_ = score(
             router, decision, query.name, index, draft, scores, verdict, len(emitted), timing
@@ -112,11 +110,11 @@ def prefill(query: Query, target: Target, router: Router) -> None:
     """Read the prompt, all but its last token, and tell the drafters that a query begins."""
     begin = time.perf_counter()
     target.reset()
-    target.prefill(query.tokens[:-1])
+    features = target.prefill(query.tokens[:-1], router.needs_features)
     query.prefill_seconds = time.perf_counter() - begin
     if not query.plain_step:
         query.plain_step = plain_step_seconds(target, query.tokens[-1])
-    router.start(query.tokens, query.seed)
+    router.start(query.tokens, query.seed, features)
 
 
 def plain_step_seconds(target: Target, token: int, repeats: int = 3) -> float:

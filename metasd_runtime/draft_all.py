@@ -78,11 +78,9 @@ def decode_all(query: Query, target: Target, router: Router) -> Iterator[tuple[R
         winner, verdict = choose(blocks, len(tokens), sampling)
         target.bring_back(winner.stored)
         timing = Timing(drafted - begin, time.perf_counter() - drafted, query.plain_step)
-        if query.kept is not None:
-            query.kept.see(winner.forward.logits, winner.scores)
+        query.kept.see(winner.forward.logits, winner.scores)
         emitted, query.finish = commit(tokens, winner.draft, verdict, target, stopping)
-        if query.kept is not None:
-            query.kept.keep(emitted)
+        query.kept.keep(emitted)
         features = winner.forward.features
         round_ = score(
             router,

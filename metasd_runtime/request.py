@@ -117,8 +117,7 @@ class Request:
             target_forwards=self.target.forwards - forwards,
         )
         finishes = tuple(row.finish for row in rows if row.finish is not None)
-        kept = [row.kept for row in rows if row.kept is not None]
-        scores: dict[str, Any] = stack_scores(kept) if kept else {}
+        scores: dict[str, Any] = stack_scores([row.kept for row in rows])
         return Output(
             pad_rows([row.tokens for row in rows], self._pad, self.target.device),
             Trace(self.header, self._rounds),

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
 from metasd_bandits.carried import Carried
@@ -79,12 +81,16 @@ class Router:
         self.arms = tuple(drafter.name for drafter in self.drafters)
         self.fallback = self.arms.index("none")
         self._groups = _by_base(self.drafters)
-        self.needs_features = any(drafter.needs_features for drafter in self.drafters)
+        asked = {layer for base, _ in self._groups for layer in base.needs_features}
+        self.needs_features = tuple(sorted(asked))
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
 
-    def start(self, tokens: Sequence[int], seed: int) -> None:
-        """A query begins: every drafter is welcome again, and the policy forgets if it should."""
+    def start(self, tokens: Sequence[int], seed: int, features: Tensor | None = None) -> None:
+        """A query begins: every drafter is welcome again, and the policy forgets if it should.
+
+        `features` are the prompt's, for the drafters that need them.
+        """
         self.disabled = {}
         self.bandit_seconds = 0.0
         if self.n_competing:
@@ -95,6 +101,8 @@ class Router:
         for base, arms in self._groups:
             try:
                 base.start(tokens)
+                if base.needs_features:
+                    base.commit(tokens, self._share(base, features))
             except Exception as error:
                 self._disable_all(arms, error)
 
@@ -155,13 +163,13 @@ class Router:
             return None
         return [0.0 if math.isnan(r) else r for r in round_.rewards[: self.n_competing]]
 
-    def commit(self, tokens: Sequence[int], features: object = None) -> None:
+    def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Tell every drafter what stands now."""
         for base, arms in self._groups:
             if self.disabled.keys() >= set(arms):
                 continue
             try:
-                base.commit(tokens, features)  # type: ignore[arg-type]
+                base.commit(tokens, self._share(base, features))
             except Exception as error:
                 self._disable_all(arms, error)
 
@@ -169,6 +177,14 @@ class Router:
         for arm in arms:
             if arm not in self.disabled:
                 self.disable(arm, error)
+
+    def _share(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
+        """Of all the features that were asked for, those of one drafter."""
+        if features is None or drafter.needs_features == self.needs_features:
+            return features
+        blocks = features.chunk(len(self.needs_features), -1)
+        chosen = [blocks[self.needs_features.index(layer)] for layer in drafter.needs_features]
+        return torch.cat(chosen, -1) if chosen else None
 
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:

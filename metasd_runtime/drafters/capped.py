@@ -27,7 +27,7 @@ class Capped(Drafter):
         self._drafter = drafter
         self.length = checks.integer("draft_length", length, 1)
         self.name = f"{drafter.name}@{length}"
-        self.needs_features = drafter.needs_features  # type: ignore[misc]
+        self.needs_features = drafter.needs_features
 
     @property
     def base(self) -> Drafter:

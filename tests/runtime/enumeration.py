@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -114,14 +114,14 @@ class TableTarget:
     def reset(self) -> None:
         self.text = []
 
-    def prefill(self, tokens: list[int]) -> None:
+    def prefill(self, tokens: list[int], features: Sequence[int] = ()) -> None:
         self.text += tokens
 
     def rollback(self, n: int) -> None:
         assert 0 <= n <= len(self.text)
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens: list[int], *, keep: int = 0, features: bool = False) -> Forward:
+    def forward(self, tokens: list[int], *, keep: int = 0, features: Sequence[int] = ()) -> Forward:
         rows = []
         for token in tokens:
             self.text.append(token)
