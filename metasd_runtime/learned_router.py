@@ -159,9 +159,14 @@ def train_router(prompts: Sequence[str], drafters: Sequence[str], seed: int = 0)
     ConfigError
         If there is nothing to tell apart.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+    except ImportError:
+        raise checks.ConfigError(
+            "training a router needs scikit-learn; install it with: pip install 'metasd[router]'"
+        ) from None
 
     if len(prompts) != len(drafters):
         raise checks.ConfigError(f"{len(prompts)} prompts but {len(drafters)} drafters were given")
