@@ -12,6 +12,7 @@ import torch
 
 from metasd_bandits import Round, Trace, TraceHeader, TraceWriter
 from metasd_runtime.decoder import Query, decode
+from metasd_runtime.draft_all import decode_all
 from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
 from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
@@ -95,7 +96,8 @@ class Request:
 
     def _decode(self, row: Query) -> None:
         try:
-            for round_, emitted in decode(row, self.target, self.router):
+            decoding = decode_all if row.draft_all else decode
+            for round_, emitted in decoding(row, self.target, self.router):
                 self._rounds.append(round_)
                 if self._writer is not None:
                     self._writer.write(round_)
@@ -115,8 +117,7 @@ class Request:
             target_forwards=self.target.forwards - forwards,
         )
         finishes = tuple(row.finish for row in rows if row.finish is not None)
-        kept = [row.kept for row in rows if row.kept is not None]
-        scores: dict[str, Any] = stack_scores(kept) if kept else {}
+        scores: dict[str, Any] = stack_scores([row.kept for row in rows])
         return Output(
             pad_rows([row.tokens for row in rows], self._pad, self.target.device),
             Trace(self.header, self._rounds),

@@ -18,6 +18,7 @@ from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_re
 from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.prompt_policy import PromptPolicy
 
 __all__ = ["Router", "Scope"]
 
@@ -96,6 +97,9 @@ class Router:
         self.bandit_seconds = 0.0
         if self.n_competing:
             self.policy.begin(self.n_competing, seed=seed)
+            inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
+            if isinstance(inner, PromptPolicy):
+                inner.read(tokens, self.arms[: self.n_competing])
         for base, arms in self._groups:
             try:
                 base.start(tokens)

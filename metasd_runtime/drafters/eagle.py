@@ -131,6 +131,8 @@ class Eagle(Drafter):
             text.append(token)
             drafted.append(token)
             rows.append(probs)
+            if not sampling.confident(token, probs):
+                break
         return Draft(drafted, torch.stack(rows), owed, catching_up)
 
     def _read(self, tokens: Sequence[int], n: int) -> Tensor:
