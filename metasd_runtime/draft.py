@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
-__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "draft_block"]
+__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "check_draft", "draft_block"]
 
 
 class DrafterUnavailableError(RuntimeError):
@@ -120,11 +120,12 @@ def draft_block(
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
     draft = drafter.propose(tokens, n, sampling) if n > 0 else Draft()
-    _check(draft, n, vocab_size, drawn=sampling.do_sample)
+    check_draft(draft, n, vocab_size, drawn=sampling.do_sample)
     return draft, time.perf_counter() - begin - draft.switch_seconds
 
 
-def _check(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
+def check_draft(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
+    """Refuse, by `ValueError`, a draft that verification could not stay lossless with."""
     if len(draft.tokens) > n:
         raise ValueError(f"{len(draft.tokens)} tokens were drafted where {n} were asked for")
     if any(not 0 <= token < vocab_size for token in draft.tokens):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_re
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
 
-__all__ = ["Router", "Scope"]
+__all__ = ["Router", "Scope", "twin"]
 
 Scope = Literal["query", "carried"]
 
@@ -88,6 +90,34 @@ class Router:
             except Exception as error:
                 self.disable(arm, error)
 
+    def share(self, seed: int) -> Policy:
+        """A policy that the rows of a batch learn together, ready for them.
+
+        The router's own where it is carried across queries; else another of its kind, so that
+        calls in between leave it alone.
+        """
+        policy = self.policy if self.scope == "carried" else twin(self.policy)
+        if self.n_competing and (self.scope == "query" or not self._started):
+            policy.reset(self.n_competing, seed=seed)
+        self._started = True
+        return policy
+
+    def for_row(self, drafters: Sequence[Drafter], shared: Policy | None = None) -> Router:
+        """The same arms over one row's own drafters.
+
+        Parameters
+        ----------
+        shared : Policy, optional
+            A policy that all rows learn together, which no row's beginning resets. Without it
+            the row has one of its own.
+        """
+        row = copy.copy(self)
+        row.drafters, row.disabled = list(drafters), {}
+        row.policy = twin(self.policy) if shared is None else shared
+        if shared is not None:
+            row.scope, row._started = "carried", True
+        return row
+
     def disable(self, arm: int, error: Exception) -> None:
         """Leave an arm out for the rest of the query, with a warning; decoding goes on."""
         reason = f"{type(error).__name__}: {error}"
@@ -136,3 +166,10 @@ class Router:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def twin(policy: Policy) -> Policy:
+    """Another policy of the same kind and hyperparameters; reset it before use."""
+    if dataclasses.is_dataclass(policy) and not isinstance(policy, type):
+        return dataclasses.replace(policy)
+    return copy.deepcopy(policy)
