@@ -7,47 +7,66 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.policy import Policy
-from metasd_bandits.specialise import specialise
-from metasd_bandits.state import new_buffer, view
+from metasd_bandits.entry import LiveKernels
+from metasd_bandits.policy import Decision, Policy
+from metasd_bandits.state import State, named_views, new_buffer
 from metasd_bandits.stream import make_stream
 
 __all__ = ["CompiledPolicy"]
+
+_REQUIRED = ("select", "update", "probabilities")
+_OPTIONAL = ("propensity", "update_all")
 
 
 class CompiledPolicy(Policy):
     """Base of every built-in policy; a frozen dataclass whose fields are its hyperparameters.
 
-    The subclass's module holds three functions decorated with ``@njit(cache=True)``:
+    The subclass's module holds functions decorated with ``@njit``:
 
     - ``select(s, stream) -> arm``: decide and book the pull (`metasd_bandits.state.pick_max` or
       `pick_by_probability` do the booking);
+    - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision;
+    - ``propensity(s, arm)``, optional: the probability with which the ``select`` just made chose
+      `arm`. (`metasd_bandits.rules` makes these three from the policy's equation.)
     - ``update(s, arm, reward, cost, propensity)``: land a reward (`metasd_bandits.state.record`
-      does the shared part);
-    - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision.
+      does the shared part; `metasd_bandits.rules.learn_mean` does nothing else);
+    - ``update_all(s, arm, rewards, cost, propensity)``, optional: land a full-information round.
 
     ``s`` is a `metasd_bandits.state.State`. Per-arm rows and other memory beyond the shared
     ones are declared by `rows` and `memory`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of K numbers that the policy keeps beside the shared ones. They must be sums of
+        evidence (halving them halves what is known) or scratch: `forget` scales them.
+    optimistic : tuple of int
+        Those rows in which an arm added later starts at the best present value, not at zero.
+    restarts : bool
+        True for schedules (halving, commit): they start anew with every query and every change
+        of the arms, whatever the scope.
     """
 
     _buffer: NDArray[np.float64]
     _stream: NDArray[np.uint64]
     _masked: bool
-    _live: ModuleType
+    _live: LiveKernels
     rows: ClassVar[int] = 0
+    optimistic: ClassVar[tuple[int, ...]] = ()
+    restarts: ClassVar[bool] = False
 
     @classmethod
     def kernels(cls) -> dict[str, Callable[..., Any]]:
-        """The three compiled functions of the class's module, by name."""
+        """The compiled functions of the class's module, by name."""
         module = sys.modules[cls.__module__]
-        return {name: getattr(module, name) for name in ("select", "update", "probabilities")}
+        found = {name: getattr(module, name) for name in _REQUIRED}
+        return found | {name: getattr(module, name) for name in _OPTIONAL if hasattr(module, name)}
 
     def theta(self) -> tuple[float, ...]:
         """The hyperparameters as the kernels read them, in the order of the fields."""
@@ -57,23 +76,26 @@ class CompiledPolicy(Policy):
         """Float64 places this policy keeps beside the arms' rows; bounded for any horizon."""
         return 0
 
-    def prepare(self, buffer: NDArray[np.float64]) -> None:
-        """Write starting values other than zero into a fresh buffer."""
+    def prepare(self, s: State) -> None:
+        """Write starting values other than zero into a fresh state."""
 
     def fresh_buffer(self, n_arms: int) -> NDArray[np.float64]:
         """A buffer for `n_arms` unplayed arms, as `reset` takes it and a simulator may too."""
         checks.integer("n_arms", n_arms, 1)
         buffer = new_buffer(n_arms, self.theta(), self.rows, self.memory(n_arms))
-        self.prepare(buffer)
+        self.prepare(named_views(buffer))
         return buffer
 
     def reset(self, n_arms: int, seed: int | None = None) -> None:
         buffer = self.fresh_buffer(n_arms)
+        self._reseed(seed)
+        self._keep(_buffer=buffer, _masked=False, _live=_live_kernels(type(self)))
+
+    def _reseed(self, seed: int | None) -> None:
         if seed is not None:
             checks.integer("seed", seed, 0)
         if seed is not None or not hasattr(self, "_stream"):
             self._keep(_stream=make_stream(seed or 0))
-        self._keep(_buffer=buffer, _masked=False, _live=_live_module(type(self)))
 
     def _keep(self, **state: Any) -> None:
         """Running state sits beside the frozen fields, out of their reach."""
@@ -83,7 +105,14 @@ class CompiledPolicy(Policy):
     def select(self, available: Sequence[bool] | NDArray[np.bool_] | None = None) -> int:
         if available is not None or self._masked:
             self._mask(available)
-        return self._live.select_on(self._buffer, self._stream)
+        return self._live.select(self._buffer, self._stream)
+
+    def decide(self, available: Sequence[bool] | NDArray[np.bool_] | None = None) -> Decision:
+        if not self._live.tells_propensity:
+            return super().decide(available)
+        if available is not None or self._masked:
+            self._mask(available)
+        return Decision._make(self._live.decide(self._buffer, self._stream))
 
     def update(
         self,
@@ -102,18 +131,31 @@ class CompiledPolicy(Policy):
             raise ValueError(f"cost={cost!r} is not positive and finite")
         if propensity == propensity and not 0.0 < propensity <= 1.0:
             raise ValueError(f"propensity={propensity!r} is outside (0, 1]")
-        self._live.update_on(self._buffer, arm, reward, cost, propensity)
+        if rewards is not None:
+            every = self._checked(rewards)
+            if self._live.full_information:
+                self._live.update_all(self._buffer, arm, every, cost, propensity)
+                return
+        self._live.update(self._buffer, arm, reward, cost, propensity)
+
+    def _checked(self, rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        every = np.array(rewards, dtype=np.float64, order="C")
+        if every.shape != (self.n_arms,):
+            raise ValueError(f"rewards has shape {every.shape}; give one for each arm")
+        if not ((every >= 0.0) & (every <= 1.0)).all():
+            raise ValueError(f"rewards={every} leave [0, 1]; nothing was learned from them")
+        return every
 
     def probabilities(
         self, available: Sequence[bool] | NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
         if available is not None or self._masked:
             self._mask(available)
-        self._live.probabilities_on(self._buffer)
-        return view.py_func(self._buffer).score.copy()
+        self._live.probabilities(self._buffer)
+        return self._views.score.copy()
 
     def _mask(self, available: Sequence[bool] | NDArray[np.bool_] | None) -> None:
-        row = view.py_func(self._buffer).available
+        row = self._views.available
         if available is None:
             row[:] = 1.0
             self._keep(_masked=False)
@@ -129,6 +171,10 @@ class CompiledPolicy(Policy):
         self._keep(_masked=True)
 
     @property
+    def _views(self) -> State:
+        return named_views(self._buffer)
+
+    @property
     def n_arms(self) -> int:
         """K, as of the last reset."""
         return int(self._buffer[0])
@@ -136,20 +182,59 @@ class CompiledPolicy(Policy):
     @property
     def means(self) -> NDArray[np.float64]:
         """Mean reward of each arm (NaN for an arm never tried), shape (K,)."""
-        s = view.py_func(self._buffer)
+        s = self._views
         return np.where(s.pulls > 0, s.mean, np.nan)
 
     @property
     def pulls(self) -> NDArray[np.int64]:
         """Completed pulls of each arm, shape (K,)."""
-        return view.py_func(self._buffer).pulls.astype(np.int64)
+        return self._views.pulls.astype(np.int64)
+
+    def forget(self, keep: float, seed: int | None = None) -> None:
+        checks.number("keep", keep, 0.0, 1.0)
+        fresh = self.fresh_buffer(self.n_arms)
+        self._reseed(seed)
+        if keep > 0.0 and not self.restarts:
+            old, new = self._views, named_views(fresh)
+            for field in ("clock", "pulls", "total", "rows"):
+                getattr(new, field)[:] = keep * getattr(old, field)
+            new.mean[:] = old.mean
+            self.carry_memory(old, new, list(range(self.n_arms)), keep)
+        self._keep(_buffer=fresh, _masked=False)
+
+    def rearrange(self, arms: Sequence[int | None]) -> None:
+        for i in arms:
+            if i is not None:
+                checks.integer("arms", i, 0, self.n_arms - 1)
+        fresh = self.fresh_buffer(len(arms))
+        if not self.restarts:
+            old, new = self._views, named_views(fresh)
+            new.clock[:] = old.clock
+            for j in self.optimistic:
+                new.rows[j] = old.rows[j].max()
+            kept = [(j, i) for j, i in enumerate(arms) if i is not None]
+            for j, i in kept:
+                for field in ("pulls", "pending", "mean", "total", "chance"):
+                    getattr(new, field)[j] = getattr(old, field)[i]
+                new.rows[:, j] = old.rows[:, i]
+            self.carry_memory(old, new, arms, 1.0)
+        self._keep(_buffer=fresh, _masked=False)
+
+    def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
+        """Take ``old.memory`` over into ``new.memory`` when arms change or a query begins.
+
+        ``arms[j]`` is the former place of arm j, None for a new one. A policy whose memory holds
+        evidence overrides it; the default starts the memory anew.
+        """
 
     def state_dict(self) -> dict[str, Any]:
+        buffer = self._buffer.copy()
+        named_views(buffer).score[:] = 0.0  # scratch, and the only place an infinity may stand
         return {
             "policy": self.name,
             "hyperparameters": dataclasses.asdict(self),  # type: ignore[call-overload]
-            "buffer": self._buffer.copy(),
-            "stream": self._stream.copy(),
+            "buffer": buffer.tolist(),
+            "stream": self._stream.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,16 +242,28 @@ class CompiledPolicy(Policy):
         theirs = {key: state.get(key) for key in mine}
         if theirs != mine:
             raise ValueError(f"this state is of {theirs}; it cannot be loaded into {mine}")
+        buffer = np.array(state["buffer"], dtype=np.float64)
+        stream = np.array(state["stream"], dtype=np.uint64)
+        if stream.shape != (4,) or buffer.size != self.fresh_buffer(int(buffer[0])).size:
+            raise ValueError("this state is damaged: its buffer or stream has the wrong size")
         self._keep(
-            _buffer=np.array(state["buffer"], dtype=np.float64),
-            _stream=np.array(state["stream"], dtype=np.uint64),
+            _buffer=buffer,
+            _stream=stream,
             _masked=True,  # the next decision sets the mask anew
-            _live=_live_module(type(self)),
+            _live=_live_kernels(type(self)),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: arrays copied, machine code left behind."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_live"}
+        return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in kept.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._keep(**state)
+        if hasattr(self, "_buffer"):
+            self._keep(_live=_live_kernels(type(self)))
 
 
 @cache
-def _live_module(policy_class: type[CompiledPolicy]) -> ModuleType:
-    from metasd_bandits import live  # the template itself imports a policy
-
-    return specialise(live, **policy_class.kernels())
+def _live_kernels(policy_class: type[CompiledPolicy]) -> LiveKernels:
+    return LiveKernels(policy_class.kernels())

@@ -38,6 +38,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str] = "custom"
+    symmetric: ClassVar[bool] = True
+    """False for a policy that prefers an arm by its place, as a fixed choice does."""
 
     @abstractmethod
     def reset(self, n_arms: int, seed: int | None = None) -> None:
@@ -51,6 +53,10 @@ class Policy(ABC):
             Restarts the random stream; None lets the present stream run on (and starts from 0
             where there is none yet).
         """
+
+    def begin(self, n_arms: int, seed: int | None = None) -> None:
+        """Start a query: here a `reset`; `metasd_bandits.carried.Carried` keeps its evidence."""
+        self.reset(n_arms, seed)
 
     @abstractmethod
     def select(self, available: Sequence[bool] | NDArray[np.bool_] | None = None) -> int:
@@ -116,6 +122,25 @@ class Policy(ABC):
             return Decision(self.select(available), math.nan)
         arm = self.select(available)
         return Decision(arm, float(p[arm]))
+
+    def forget(self, keep: float, seed: int | None = None) -> None:
+        """Let all evidence count for `keep` of what it did; pulls in flight are dropped.
+
+        Counts, sums and log-weights are multiplied by `keep`, so that means stay and confidence
+        shrinks: 1 forgets nothing, 0 everything. A seed restarts the random stream.
+        """
+        raise TypeError(f"policy {self.name!r} cannot be carried; implement forget()")
+
+    def rearrange(self, arms: Sequence[int | None]) -> None:
+        """Add, remove or reorder arms between queries.
+
+        Parameters
+        ----------
+        arms : sequence of int or None
+            The new arms: each an arm's former place, or None for one never seen before, which
+            starts untried. ``[0, 2, None]`` drops arm 1 of three and adds another.
+        """
+        raise TypeError(f"policy {self.name!r} cannot change its arms; implement rearrange()")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a later `load_state_dict` needs to go on as if nothing had happened."""

@@ -7,14 +7,58 @@ import inspect
 from typing import Any
 
 from metasd_bandits import checks
+from metasd_bandits.carried import Carried
+from metasd_bandits.policies.cd_ucb import ChangeDetectionUCB
+from metasd_bandits.policies.d_ucb import DiscountedUCB
+from metasd_bandits.policies.epsilon_greedy import EpsilonGreedy
+from metasd_bandits.policies.etc import ExploreThenCommit
+from metasd_bandits.policies.exp3 import EXP3
+from metasd_bandits.policies.exp3_ix import EXP3IX
+from metasd_bandits.policies.exp3s import EXP3S
+from metasd_bandits.policies.exp3spec import EXP3Spec
 from metasd_bandits.policies.fixed import Fixed
+from metasd_bandits.policies.hedge import Hedge
+from metasd_bandits.policies.kl_ucb import KLUCB
+from metasd_bandits.policies.ratio_ucb import RatioUCB
+from metasd_bandits.policies.round_robin import RoundRobin
+from metasd_bandits.policies.sh import SequentialHalving
+from metasd_bandits.policies.sw_ucb import SlidingWindowUCB
+from metasd_bandits.policies.thompson import Thompson
 from metasd_bandits.policies.ucb import UCB
+from metasd_bandits.policies.ucb2 import UCB2
+from metasd_bandits.policies.ucb_tuned import UCBTuned
+from metasd_bandits.policies.ucb_v import UCBV
+from metasd_bandits.policies.ucbspec import UCBSpec
 from metasd_bandits.policies.uniform import Uniform
 from metasd_bandits.policy import Policy
 
 __all__ = ["POLICIES", "make_policy", "register_policy"]
 
-POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in (Fixed, UCB, Uniform)}
+_BUILT_IN: tuple[type[Policy], ...] = (
+    ChangeDetectionUCB,
+    DiscountedUCB,
+    EpsilonGreedy,
+    ExploreThenCommit,
+    EXP3,
+    EXP3IX,
+    EXP3S,
+    EXP3Spec,
+    Fixed,
+    Hedge,
+    KLUCB,
+    RatioUCB,
+    RoundRobin,
+    SequentialHalving,
+    SlidingWindowUCB,
+    Thompson,
+    UCB,
+    UCB2,
+    UCBTuned,
+    UCBV,
+    UCBSpec,
+    Uniform,
+)
+POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in _BUILT_IN}
 
 
 def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
@@ -26,6 +70,8 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
         A `Policy` is returned as it is (hyperparameters are refused then).
     **hyperparameters
         Passed to the policy's class; those written behind the colon are parsed as numbers.
+        Every name takes one more, ``carry``, in [0, 1]: the policy is then carried from query to
+        query and keeps that share of its evidence (`metasd_bandits.carried.Carried`).
 
     Raises
     ------
@@ -39,6 +85,8 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
     UCB(beta=0.5)
     >>> make_policy("fixed:arm=1")
     Fixed(arm=1)
+    >>> make_policy("ucb:carry=0.9")
+    Carried(UCB(beta=1.0), keep=0.9)
     >>> make_policy("ucv")
     Traceback (most recent call last):
     metasd_bandits.checks.ConfigError: unknown policy 'ucv'; did you mean 'ucb'? Known: ...
@@ -50,10 +98,12 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
     name, _, written = policy.partition(":")
     cls = POLICIES[checks.choice("policy", name, POLICIES)]
     given = {**_parse(written), **hyperparameters}
+    carry = given.pop("carry", None)
     known = _hyperparameters(cls)
     for key in given:
         checks.choice(f"hyperparameter of {name!r}", key, known)
-    return cls(**given)
+    made = cls(**given)
+    return made if carry is None else Carried(made, carry)
 
 
 def register_policy(cls: type[Policy]) -> type[Policy]:

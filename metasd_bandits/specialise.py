@@ -34,8 +34,8 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     Parameters
     ----------
     template : module
-        Its source holds exactly one line that ends with ``# bound by specialise``; that line
-        names what is to be bound.
+        Its source holds at least one line that ends with ``# bound by specialise``; such lines
+        import stand-ins for what is to be bound. A name that gets no kernel stays unbound.
     **kernels : compiled functions
         Name in the template -> function decorated with `numba.njit`. Functions that live in an
         importable file are cached across processes; others (typed at a prompt) are compiled
@@ -47,15 +47,15 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
         Private to this combination; the same call gives the same module.
     """
     text = inspect.getsource(template)
-    if sum(line.endswith(MARKER) for line in text.splitlines()) != 1:
-        raise ValueError(f"{template.__name__} needs exactly one line ending in {MARKER!r}")
+    if MARKER not in text:
+        raise ValueError(f"{template.__name__} needs a line ending in {MARKER!r}")
     homes = [_home(kernel) for kernel in kernels.values()]
     importable = all(home is not None for home in homes)
     binding = "\n".join(
         f"from {k.__module__} import {k.__name__} as {name}" for name, k in kernels.items()
     )
     digest = hashlib.sha256(numba.__version__.encode())
-    for part in (text, binding, *(_package_text(home) for home in homes if home)):
+    for part in (text, binding, *_texts(template, kernels)):
         digest.update(part.encode())
     if not importable:
         digest.update(repr([id(k) for k in kernels.values()]).encode())
@@ -63,10 +63,10 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     full_name = f"metasd_kernels_{name}"
     if full_name in sys.modules:
         return sys.modules[full_name]
-    lines = [
-        (binding if importable else "") if line.endswith(MARKER) else line
-        for line in text.splitlines()
-    ]
+    lines = ["" if line.endswith(MARKER) else line for line in text.splitlines()]
+    if importable:
+        place = next(i for i, line in enumerate(text.splitlines()) if line.endswith(MARKER))
+        lines[place] = binding
     if not importable:
         return _in_memory(full_name, "\n".join(lines), kernels)
     path = _write_once(cache_dir() / "kernels" / f"{name}.py", "\n".join(lines) + "\n")
@@ -88,10 +88,36 @@ def _home(kernel: Callable[..., Any]) -> Path | None:
     return Path(file) if getattr(module, kernel.__name__, None) is kernel else None
 
 
-def _package_text(home: Path) -> str:
-    """Text of the kernel's file and of the shared kernels it is built from."""
-    own = Path(__file__).parent
-    return "\n".join(p.read_text() for p in (home, own / "state.py", own / "stream.py"))
+def _texts(template: ModuleType, kernels: dict[str, Callable[..., Any]]) -> list[str]:
+    """Texts of all files whose compiled functions the kernels or the template reach."""
+    files: set[str] = set()
+    seen: set[Callable[..., Any]] = set()
+    for kernel in kernels.values():
+        _follow(kernel, seen, files)
+    bound = [value for name, value in vars(template).items() if name in kernels]
+    seen.update(_plain(value) for value in bound)  # a stand-in that will be replaced
+    for name, value in vars(template).items():
+        if name not in kernels and hasattr(value, "py_func"):
+            _follow(value, seen, files)
+    return [Path(file).read_text() for file in sorted(files) if Path(file).is_file()]
+
+
+def _follow(function: Callable[..., Any], seen: set[Callable[..., Any]], files: set[str]) -> None:
+    """Add the file of a compiled function, and those of the compiled functions it calls."""
+    plain = _plain(function)
+    if plain in seen:
+        return
+    seen.add(plain)
+    files.add(plain.__code__.co_filename)
+    used = [plain.__globals__.get(name) for name in plain.__code__.co_names]
+    used += [cell.cell_contents for cell in plain.__closure__ or ()]
+    for value in used:
+        if hasattr(value, "py_func"):
+            _follow(value, seen, files)
+
+
+def _plain(function: Any) -> Any:
+    return getattr(function, "py_func", function)
 
 
 def _in_memory(name: str, text: str, kernels: dict[str, Callable[..., Any]]) -> ModuleType:

@@ -5,7 +5,7 @@ live decoder hands the buffer itself to compiled code (two arguments, a fraction
 microsecond), and saving it is copying it.
 
 Buffer: ``[K, P, R, theta (P), clock (2), available (K), pulls (K), pending (K), mean (K),
-score (K), rows (R x K), memory (the rest)]``.
+total (K), chance (K), score (K), rows (R x K), memory (the rest)]``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from metasd_bandits.stream import uniform
 
 __all__ = [
     "State",
+    "book",
+    "named_views",
     "new_buffer",
     "pick_by_probability",
     "pick_max",
     "record",
     "share_max",
+    "tied_share",
     "trials",
     "view",
 ]
 
 _HEADER = 3
 _CLOCK = 2
-_SHARED_ROWS = 5
+_SHARED_ROWS = 7
 
 
 class State(NamedTuple):
@@ -51,6 +54,10 @@ class State(NamedTuple):
         Pulls in flight: decided, reward not yet back.
     mean : (K,) float64
         Mean reward; 1 (the optimistic end of the range) until the first reward arrives.
+    total : (K,) float64
+        Sum of rewards; the mean is ``total / pulls``, so that equal records tie exactly.
+    chance : (K,) float64
+        Propensity of the arm's last selection (1/K before it); kept by sampling policies.
     score : (K,) float64
         What the last decision compared: an index per arm, or a probability.
     rows : (R, K) float64
@@ -65,6 +72,8 @@ class State(NamedTuple):
     pulls: NDArray[np.float64]
     pending: NDArray[np.float64]
     mean: NDArray[np.float64]
+    total: NDArray[np.float64]
+    chance: NDArray[np.float64]
     score: NDArray[np.float64]
     rows: NDArray[np.float64]
     memory: NDArray[np.float64]
@@ -78,14 +87,14 @@ def new_buffer(
     buffer = np.zeros(size)
     buffer[:_HEADER] = n_arms, len(theta), n_rows
     buffer[_HEADER : _HEADER + len(theta)] = theta
-    state = view(buffer)
+    state = named_views(buffer)
     state.available[:] = 1.0
     state.mean[:] = 1.0
+    state.chance[:] = 1.0 / n_arms
     return buffer
 
 
-@njit(cache=True)
-def view(buffer):
+def named_views(buffer):
     """The named views of a buffer; writing through them writes the buffer."""
     k, p, r = int(buffer[0]), int(buffer[1]), int(buffer[2])
     clock = _HEADER + p
@@ -99,19 +108,24 @@ def view(buffer):
         buffer[arms + k : arms + 2 * k],
         buffer[arms + 2 * k : arms + 3 * k],
         buffer[arms + 3 * k : arms + 4 * k],
-        buffer[arms + 4 * k : rows],
+        buffer[arms + 4 * k : arms + 5 * k],
+        buffer[arms + 5 * k : arms + 6 * k],
+        buffer[arms + 6 * k : rows],
         buffer[rows:memory].reshape((r, k)),
         buffer[memory:],
     )
 
 
-@njit(cache=True)
+view = njit(named_views)
+
+
+@njit
 def trials(s, i):
     """Pulls of arm i that are done or in flight."""
     return s.pulls[i] + s.pending[i]
 
 
-@njit(cache=True)
+@njit
 def pick_max(s, stream):
     """Book and return an available arm of the largest score; ties uniform. O(K).
 
@@ -131,7 +145,7 @@ def pick_max(s, stream):
     return book(s, arm)
 
 
-@njit(cache=True)
+@njit
 def pick_by_probability(s, stream):
     """Book and return an arm drawn from ``score``, read as probabilities that sum to 1. O(K)."""
     u = uniform(stream)
@@ -146,7 +160,7 @@ def pick_by_probability(s, stream):
     return book(s, arm)
 
 
-@njit(cache=True)
+@njit
 def book(s, arm):
     """Count the decision and its pull in flight; return `arm`."""
     s.pending[arm] += 1.0
@@ -154,7 +168,17 @@ def book(s, arm):
     return arm
 
 
-@njit(cache=True)
+@njit
+def tied_share(s, arm):
+    """The probability with which `pick_max` chose `arm` from the scores as they stand. O(K)."""
+    ties = 0
+    for i in range(s.score.size):
+        if s.available[i] != 0.0 and s.score[i] == s.score[arm]:
+            ties += 1
+    return 1.0 / ties
+
+
+@njit
 def share_max(s):
     """Turn scores into the probabilities with which `pick_max` chooses."""
     best, ties = -np.inf, 0
@@ -170,11 +194,12 @@ def share_max(s):
         s.score[i] = 1.0 / ties if tied else 0.0
 
 
-@njit(cache=True)
+@njit
 def record(s, arm, reward):
     """Land a reward: one pull fewer in flight, one more done, the mean moved. O(1)."""
     if s.pending[arm] > 0.0:
         s.pending[arm] -= 1.0
     s.clock[0] += 1.0
     s.pulls[arm] += 1.0
-    s.mean[arm] += (reward - s.mean[arm]) / s.pulls[arm]
+    s.total[arm] += reward
+    s.mean[arm] = s.total[arm] / s.pulls[arm]

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-__all__ = ["make_stream", "uniform"]
+__all__ = ["make_stream", "uniform", "word"]
 
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -28,14 +28,14 @@ def make_stream(seed: int | np.random.SeedSequence) -> NDArray[np.uint64]:
     return np.asarray(seed.generate_state(4, np.uint64), dtype=np.uint64)
 
 
-@njit(cache=True)
+@njit
 def _rotl(x, k):
     return (x << uint64(k)) | (x >> uint64(64 - k))
 
 
-@njit(cache=True)
-def uniform(stream):
-    """Next double in [0, 1) with 53 random bits; advances `stream` in place.
+@njit
+def word(stream):
+    """Next 64 random bits; advances `stream` in place.
 
     Source: Blackman and Vigna (2021), "Scrambled linear pseudorandom number generators",
     xoshiro256++ 1.0. O(1).
@@ -48,4 +48,10 @@ def uniform(stream):
     stream[0] ^= stream[3]
     stream[2] ^= t
     stream[3] = _rotl(stream[3], 45)
-    return (result >> uint64(11)) * _TO_UNIT
+    return result
+
+
+@njit
+def uniform(stream):
+    """Next double in [0, 1) with 53 random bits; advances `stream` in place. O(1)."""
+    return (word(stream) >> uint64(11)) * _TO_UNIT

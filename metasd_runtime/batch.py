@@ -22,6 +22,7 @@ from torch import Tensor
 from metasd_bandits import Decision, Round, checks
 from metasd_runtime.commit import commit
 from metasd_runtime.decoder import Query
+from metasd_runtime.draft import drawn_block
 from metasd_runtime.drafters.rows import Ask, RowDrafter, draft_rows, rows_of
 from metasd_runtime.ragged import RaggedModel, Row
 from metasd_runtime.reward import Timing, score
@@ -101,13 +102,18 @@ class Batch:
         self._plain = _PlainSteps(self.model)
 
     @property
+    def size(self) -> int:
+        """Most rows at a time."""
+        return len(self._routers)
+
+    @property
     def full(self) -> bool:
         """Whether every slot is taken."""
-        return len(self.rows) == len(self._routers)
+        return len(self.rows) == self.size
 
     def admit(self, query: Query) -> BatchRow:
         """Give a query a slot and read its prompt, all but the last token."""
-        slot = min(set(range(len(self._routers))) - {row.slot for row in self.rows})
+        slot = min(set(range(self.size)) - {row.slot for row in self.rows})
         begin = time.perf_counter()
         self.model.storage.open(slot)
         self.model.prefill(slot, query.tokens[:-1])
@@ -177,7 +183,8 @@ class Batch:
     def _select_and_draft(self) -> dict[int, Selected]:
         """An arm and its draft for each slot; a row whose drafter fails selects again.
 
-        Ends, since each failure disables an arm of a row and "no draft" always delivers.
+        What the drafter had drawn by then stands as its draft. Ends, since each failure
+        disables an arm of a row and "no draft" always delivers.
         """
         selected: dict[int, Selected] = {}
         waiting = list(self.rows)
@@ -190,9 +197,11 @@ class Batch:
                 for row, (draft, seconds) in zip(group, drafts, strict=True):
                     if isinstance(draft, Exception):
                         row.router.disable(arm, draft)
-                        failed.append(row)
-                    else:
-                        selected[row.slot] = Selected(decisions[row], draft, seconds)
+                        draft = drawn_block(row.query.sampling, row.ask().n)
+                        if not draft.tokens:
+                            failed.append(row)
+                            continue
+                    selected[row.slot] = Selected(decisions[row], draft, seconds)
             waiting = failed
         return selected
 

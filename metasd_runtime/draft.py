@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
-__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "check_draft", "draft_block"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "DrafterUnavailableError",
+    "check_draft",
+    "draft_block",
+    "drawn_block",
+]
 
 
 class DrafterUnavailableError(RuntimeError):
@@ -80,7 +88,9 @@ class Drafter(ABC):
         """Propose up to n tokens to follow `tokens` (the prompt and all that was emitted).
 
         A drafter that samples must draw through ``sampling.propose``, or tell the distributions
-        it drew from in the draft's ``probs``.
+        it drew from in the draft's ``probs``. How long the block is may depend on the tokens in
+        it, but none that was drawn may be left out: dropping a draft for what it is would bend
+        the output towards the others.
 
         Raises
         ------
@@ -120,26 +130,55 @@ def draft_block(
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
     draft = drafter.propose(tokens, n, sampling) if n > 0 else Draft()
-    check_draft(draft, n, vocab_size, drawn=sampling.do_sample)
-    return draft, time.perf_counter() - begin - draft.switch_seconds
+    check_draft(draft, n, vocab_size, sampling.do_sample)
+    elapsed = time.perf_counter() - begin
+    if not 0.0 <= draft.switch_seconds <= elapsed:
+        raise ValueError(f"switch_seconds={draft.switch_seconds} is no part of {elapsed:.3g} s")
+    return draft, elapsed - draft.switch_seconds
 
 
 def check_draft(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
-    """Refuse, by `ValueError`, a draft that verification could not stay lossless with."""
-    if len(draft.tokens) > n:
-        raise ValueError(f"{len(draft.tokens)} tokens were drafted where {n} were asked for")
-    if any(not 0 <= token < vocab_size for token in draft.tokens):
+    """Bring a draft to order, or refuse it by `ValueError`."""
+    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
+    if draft.probs is not None and draft.tokens:
+        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, drawn)
+
+
+def drawn_block(sampling: Sampling, n: int) -> Draft:
+    """What a drafter had drawn, through ``sampling.propose``, before it broke.
+
+    It stands as the round's draft. Whether a drafter breaks may depend on what it drew (logits
+    that are NaN behind one token, say), so to draft anew would keep some drafts and discard
+    others for what they are, and the output would no longer follow the target.
+    """
+    tokens = [token for token, _ in sampling.drawn[:n]]
+    return (
+        Draft(tokens, torch.stack([probs for _, probs in sampling.drawn[:n]]))
+        if tokens
+        else Draft()
+    )
+
+
+def _checked_tokens(tokens: Sequence[int], n: int, vocab_size: int) -> list[int]:
+    if len(tokens) > n:
+        raise ValueError(f"{len(tokens)} tokens were drafted where {n} were asked for")
+    checked = [operator.index(token) for token in tokens]
+    if any(not 0 <= token < vocab_size for token in checked):
         raise ValueError(f"a drafted token is outside the target's vocabulary [0, {vocab_size})")
-    if draft.probs is None or not draft.tokens:
-        return
-    if draft.probs.shape != (len(draft.tokens), vocab_size):
+    return checked
+
+
+def _checked_probs(probs: Tensor, tokens: list[int], vocab_size: int, drawn: bool) -> Tensor:
+    if probs.shape != (len(tokens), vocab_size):
         raise ValueError(
-            f"the draft's probs have shape {tuple(draft.probs.shape)}, "
-            f"not ({len(draft.tokens)}, {vocab_size})"
+            f"the draft's probs have shape {tuple(probs.shape)}, not ({len(tokens)}, {vocab_size})"
         )
-    x = torch.tensor(draft.tokens, device=draft.probs.device)[:, None]
-    total, chosen = draft.probs.sum(-1), draft.probs.gather(1, x)[:, 0]
-    if not torch.allclose(total, torch.ones_like(total), atol=1e-3):
-        raise ValueError("the draft's probs do not sum to 1 (or are NaN)")
-    if drawn and not bool((chosen > 0).all()):
+    probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
+    total = probs.sum(-1, keepdim=True)
+    if not bool(((total - 1.0).abs() < 0.01).all() and (probs >= 0).all()):
+        raise ValueError("the draft's probs are no distributions that sum to 1 (or are NaN)")
+    x = torch.tensor(tokens, device=probs.device)[:, None]
+    if drawn and not bool((probs.gather(1, x) > 0).all()):
         raise ValueError("a drafted token has probability 0 under the draft's own probs")
+    # Drawing goes by the normalised weights, so acceptance must as well (half precision is off).
+    return probs if bool(((total - 1.0).abs() < 1e-6).all()) else probs / total

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,19 +16,16 @@ from metasd_bandits import ConfigError, Round, Trace, TraceHeader, TraceWriter, 
 from metasd_runtime.batch import Batch, BatchRow, Mode
 from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.decoder import Query
-from metasd_runtime.output import Output
-from metasd_runtime.randomness import row_seed
+from metasd_runtime.metasd import MetaSD, Output
 from metasd_runtime.ragged import refuse_ragged
+from metasd_runtime.randomness import row_seed
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
-
-if TYPE_CHECKING:
-    from metasd_runtime.metasd import MetaSD
 
 __all__ = ["InterruptedMany", "Progress", "RowOutput", "generate_many"]
 
 Order = Literal["input", "completed"]
-_PER_ROW = ("generation_config", "logits_processor", "stopping_criteria", "tokenizer")
+_NAMED = ("generation_config", "logits_processor", "stopping_criteria", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -152,13 +149,13 @@ class _Many:
         self.header = TraceHeader(
             router.arms,
             router.draft_length,
-            metasd.policy_name,
+            metasd._policy_name,
             router.reward_name,
             {
                 "target": metasd.target.model.name_or_path,
                 "scope": router.scope,
                 "mode": batch.mode,
-                "max_batch": len(batch.slots),
+                "max_batch": batch.size,
             },
         )
         self.jobs: dict[BatchRow, _Job] = {}
@@ -227,12 +224,9 @@ class _Many:
         name = own.pop("query", None)
         settings = {**self.settings, **own}
         tokens = prompt_tokens(self._encode(ids), mask, self.metasd.target)
+        named = {key: settings.pop(key, None) for key in _NAMED}
         sampling, stopping = settle(
-            self.metasd.target,
-            tokens,
-            **{key: settings.pop(key, None) for key in _PER_ROW},
-            seed=seed,
-            settings=settings,
+            self.metasd.target, tokens, **named, seed=seed, settings=settings
         )
         query = Query(str(index) if name is None else name, tokens, sampling, stopping, seed)
         query.on_round = self.on_round

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,9 +29,12 @@ from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
 from metasd_runtime.target import Target
 
+if TYPE_CHECKING:
+    from metasd_runtime.many import Progress, RowOutput
+
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
-DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit:8", "none")
+DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit", "none")
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,73 @@ class MetaSD:
         output = call.run()
         self._plain_step = state.plain_step
         return output if return_dict_in_generate else output.sequences
+
+    def generate_many(
+        self,
+        prompts: Iterable[Any],
+        *,
+        max_batch: int = 8,
+        order: Literal["input", "completed"] = "input",
+        mode: Literal["homogeneous", "heterogeneous"] = "homogeneous",
+        seed: int | None = None,
+        progress: bool | Callable[[Progress], None] = False,
+        trace: str | Path | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        **settings: Any,
+    ) -> Iterator[RowOutput]:
+        """Decode many prompts, several at a time: one joins when another has ended.
+
+        Parameters
+        ----------
+        prompts : iterable
+            Each a list of ids, a tensor of shape (length,) or (1, length), a text (where there
+            is a tokenizer), or a mapping with ``input_ids`` and whatever is this prompt's own:
+            ``seed``, ``query`` (its name in the trace), ``max_new_tokens``,
+            ``stopping_criteria`` and any other of the `settings`. Drawn from as slots come free.
+        max_batch : int, default 8
+            Most rows at a time.
+        order : {"input", "completed"}
+            Results in the order of the prompts (those that end early are held), or as they end.
+        mode : {"homogeneous", "heterogeneous"}
+            One drafter a round for all rows, from whose rounds one policy learns; or each row
+            its own drafter and policy.
+        seed : int, optional
+            Each row's own is derived from it and the row's number; drawn from torch's generator
+            where it is not given.
+        progress : bool or callable
+            A bar, or a function that is given a `metasd_runtime.many.Progress` after each round.
+        trace, on_round
+            As for `generate`; the rows' rounds are interleaved, told apart by their query.
+        **settings
+            As for `generate`, for every prompt.
+
+        Yields
+        ------
+        RowOutput
+            An `Output`, with the prompt's ``index`` and the row's ``seed``.
+
+        Raises
+        ------
+        ConfigError
+            For a model or an argument that cannot work, when called; for a prompt that cannot be
+            decoded, after those before it have been handed over.
+        InterruptedMany
+            On Ctrl-C, with what was made so far.
+        """
+        from metasd_runtime.many import generate_many  # it builds on this module
+
+        return generate_many(
+            self,
+            prompts,
+            max_batch=max_batch,
+            order=order,
+            mode=mode,
+            seed=seed,
+            progress=progress,
+            trace=trace,
+            on_round=on_round,
+            **settings,
+        )
 
 
 class _Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import sys
 from collections.abc import Iterator
@@ -148,7 +147,7 @@ def _locate(name: str) -> tuple[str, Path | None]:
 
 
 def _load_model(name: str, source: str, dtype: torch.dtype) -> Any:
-    with _explained(name, source):
+    with _explained(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )
@@ -163,12 +162,12 @@ def _load_model(name: str, source: str, dtype: torch.dtype) -> Any:
 
 
 def _load_tokenizer(name: str, source: str) -> Any:
-    with _explained(name, source):
+    with _explained(name):
         return AutoTokenizer.from_pretrained(source)
 
 
 @contextlib.contextmanager
-def _explained(name: str, source: str) -> Iterator[None]:
+def _explained(name: str) -> Iterator[None]:
     """Say in one sentence what a failure inside the library means for the user."""
     from safetensors import SafetensorError
 
@@ -178,12 +177,9 @@ def _explained(name: str, source: str) -> Iterator[None]:
         raise ModelError(
             f"a weight file of {name} is damaged ({error}); copy or download it again"
         ) from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # whatever the library makes of files it cannot read
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        near = difflib.get_close_matches(name, [smollm2.NAME], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        default = f"the embedded target is fetched with: metasd models fetch {smollm2.NAME}"
-        raise ModelError(f"cannot load {name!r}: {first} ({hint}{default})") from error
+        raise ModelError(f"cannot load {name!r}: {first} ({smollm2.hint(name)})") from error
 
 
 def _say(message: str) -> None:

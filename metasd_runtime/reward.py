@@ -37,7 +37,8 @@ def block_divergence(draft: Draft, scores: Tensor) -> float:
     if draft.probs is None:
         x = torch.tensor(draft.tokens, device=p.device)[:, None]
         return float(p.gather(1, x).mean())
-    return min(1.0, float(torch.minimum(p, draft.probs).sum(-1).mean()))
+    q = draft.probs.to(p.device)
+    return min(1.0, float(torch.minimum(p, q).sum(-1).mean()))
 
 
 def score(

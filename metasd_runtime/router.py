@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import operator
 import time
 import warnings
 from collections.abc import Sequence
@@ -134,9 +136,26 @@ class Router:
         begin = time.perf_counter()
         if len(self.disabled.keys() - {self.n_competing}) >= self.n_competing:
             return Decision(self.fallback, 1.0)
-        decision = self.policy.decide(self._available())
+        decision = self._usable(self.policy.decide(self._available()))
         self.bandit_seconds += time.perf_counter() - begin
         return decision
+
+    def _usable(self, decision: Decision) -> Decision:
+        """The decision with a plain int for its arm, or "no draft" if the policy missed the mask.
+
+        Raises
+        ------
+        ValueError
+            If the policy chose what is no arm at all.
+        """
+        if not hasattr(decision.arm, "__index__") or not 0 <= decision.arm < self.n_competing:
+            raise ValueError(
+                f"policy {self.policy.name!r} selected arm {decision.arm!r}; "
+                f"select() must return an integer in [0, {self.n_competing})"
+            )
+        if decision.arm in self.disabled:
+            return Decision(self.fallback, math.nan)
+        return Decision(operator.index(decision.arm), decision.propensity)
 
     def update(self, round_: Round) -> None:
         """Let the policy learn from a round (not from one that fell back to no draft)."""

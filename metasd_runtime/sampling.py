@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -46,10 +47,17 @@ def draw(probs: Tensor, u: float) -> int:
         Need not be normalised; float64 sums keep the tail honest.
     u : float
         In [0, 1).
+
+    Raises
+    ------
+    ValueError
+        If the probabilities sum to 0, or hold NaN or infinity.
     """
     cumulative = probs.double().cumsum(0)
-    index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
-    token = int(index)
+    total = float(cumulative[-1])
+    if not 0.0 < total < math.inf:
+        raise ValueError(f"no distribution to draw from: the probabilities sum to {total}")
+    token = int(torch.searchsorted(cumulative, u * total, right=True))
     if token >= probs.shape[0] or probs[token] <= 0:  # rounding at the very end of the range
         token = int(torch.nonzero(probs)[-1])
     return token
@@ -66,6 +74,11 @@ class Sampling:
         Draw from the processed distribution, or take its first maximum.
     seed, row : int
         Key of the random numbers.
+
+    Attributes
+    ----------
+    drawn : list of (token, probs)
+        What `propose` has drawn for the present block, in order (nothing if greedy).
     """
 
     def __init__(
@@ -80,6 +93,7 @@ class Sampling:
         self.seed = seed
         self.row = row
         self._block = 0
+        self.drawn: list[tuple[int, Tensor]] = []
         self._drafters = LogitsProcessorList(
             p for p in self.processors if isinstance(p, _DRAFTERS_TOO)
         )
@@ -93,6 +107,7 @@ class Sampling:
         choice of its drafter, and the output would no longer follow the target.
         """
         self._block = position
+        self.drawn = []
 
     def uniform(self, position: int, purpose: Purpose) -> float:
         """The random number for a purpose at a position of the sequence."""
@@ -121,16 +136,20 @@ class Sampling:
         Returns
         -------
         token : int
-        probs : (vocabulary,) float32
+        probs : (vocabulary,) float32 (float64 for float64 logits)
             The very distribution the token was drawn from (for a greedy token, the drafter's own
             soft distribution, which block divergence compares with the target's).
         """
-        scores = _process(self._drafters, logits[None].float(), tokens, ())
+        wide = torch.promote_types(logits.dtype, torch.float32)  # half precision is too coarse
+        scores = _process(self._drafters, logits[None].to(wide), tokens, ())
         probs = scores[0].softmax(-1)
         if not self.do_sample:
             return int(scores[0].argmax()), probs
         u = uniform(self.seed, self.row, len(tokens), Purpose.DRAFT, self._block)
-        return draw(probs, u), probs
+        token = draw(probs, u)
+        if len(tokens) == self._block + len(self.drawn):
+            self.drawn.append((token, probs))
+        return token, probs
 
 
 def _process(

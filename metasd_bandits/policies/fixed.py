@@ -14,32 +14,19 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.state import pick_max, record, share_max
+from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Fixed"]
 
 
-@njit(cache=True)
-def _index(s):
+@njit
+def index(s):
     s.score[:] = 0.0
     s.score[int(s.theta[0])] = 1.0
 
 
-@njit(cache=True)
-def select(s, stream):
-    _index(s)
-    return pick_max(s, stream)
-
-
-@njit(cache=True)
-def update(s, arm, reward, cost, propensity):
-    record(s, arm, reward)
-
-
-@njit(cache=True)
-def probabilities(s):
-    _index(s)
-    share_max(s)
+select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +47,7 @@ class Fixed(CompiledPolicy):
     """
 
     name = "fixed"
+    symmetric = False
     arm: int = 0
 
     def __post_init__(self) -> None:

@@ -17,34 +17,22 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.state import pick_max, record, share_max, trials
+from metasd_bandits.rules import index_rule, learn_mean
+from metasd_bandits.state import trials
 
 __all__ = ["UCB"]
 
 
-@njit(cache=True)
-def _index(s):
+@njit
+def index(s):
     wide = s.theta[0] * math.sqrt(2.0 * math.log(max(s.clock[0], 1.0)))
     for i in range(s.score.size):
         n = trials(s, i)
         s.score[i] = np.inf if n == 0.0 else s.mean[i] + wide / math.sqrt(n)
 
 
-@njit(cache=True)
-def select(s, stream):
-    _index(s)
-    return pick_max(s, stream)
-
-
-@njit(cache=True)
-def update(s, arm, reward, cost, propensity):
-    record(s, arm, reward)
-
-
-@njit(cache=True)
-def probabilities(s):
-    _index(s)
-    share_max(s)
+select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)

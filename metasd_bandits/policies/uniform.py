@@ -13,26 +13,18 @@ from dataclasses import dataclass
 from numba import njit
 
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.state import pick_max, record, share_max
+from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Uniform"]
 
 
-@njit(cache=True)
-def select(s, stream):
+@njit
+def index(s):
     s.score[:] = 0.0
-    return pick_max(s, stream)
 
 
-@njit(cache=True)
-def update(s, arm, reward, cost, propensity):
-    record(s, arm, reward)
-
-
-@njit(cache=True)
-def probabilities(s):
-    s.score[:] = 0.0
-    share_max(s)
+select, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @dataclass(frozen=True, eq=False)

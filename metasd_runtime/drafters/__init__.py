@@ -1,6 +1,6 @@
 """Drafters by name, as the command line and `MetaSD.from_pretrained` spell them.
 
-``prompt-lookup[:N]``, ``suffix``, ``early-exit:L``, ``none``, or a Hugging Face causal LM by id
+``prompt-lookup[:N]``, ``suffix``, ``early-exit[:L]``, ``none``, or a Hugging Face causal LM by id
 or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``.
 """

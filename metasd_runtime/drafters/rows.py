@@ -123,7 +123,7 @@ class EarlyExitRows(RowsDrafter):
             if limit is not None and len(ask.tokens) + ask.n > limit
         }
         ready = [ask for ask in asks if ask.slot not in over]
-        drafts: dict[int, Draft] = {}
+        drafts: dict[int, Draft | Exception] = {}
         try:
             if ready:
                 first = self._read([a.slot for a in ready], [[a.tokens[-1]] for a in ready])
@@ -172,7 +172,9 @@ class LanguageModelRows(RowsDrafter):
         drafts = self._draft(ready, owed) if ready else {}
         return [over.get(ask.slot) or drafts[ask.slot] for ask in asks]
 
-    def _draft(self, asks: Sequence[Ask], owed: dict[int, list[int]]) -> dict[int, Draft]:
+    def _draft(
+        self, asks: Sequence[Ask], owed: dict[int, list[int]]
+    ) -> dict[int, Draft | Exception]:
         """Pay the debts, large ones row by row, small ones together; then draft."""
         begin = time.perf_counter()
         blocks = {ask.slot: self._prefill(ask.slot, owed[ask.slot]) for ask in asks}
@@ -183,9 +185,10 @@ class LanguageModelRows(RowsDrafter):
         switching = prefilled + read * (width - 1) / width
         drafts = _draft_together(asks, first, self._read)
         debts = {ask.slot: len(owed[ask.slot]) - 1 for ask in asks}
-        for slot, debt in debts.items():
-            drafts[slot].owed = debt
-            drafts[slot].switch_seconds = switching * debt / max(1, sum(debts.values()))
+        for slot, draft in drafts.items():
+            if isinstance(draft, Draft):
+                draft.owed = debts[slot]
+                draft.switch_seconds = switching * debts[slot] / max(1, sum(debts.values()))
         return drafts
 
     def _prefill(self, slot: int, owed: list[int]) -> list[int]:
@@ -210,8 +213,8 @@ def _draft_together(
     asks: Sequence[Ask],
     logits: Sequence[Tensor],
     read: Callable[[list[int], list[list[int]]], Sequence[Tensor]],
-) -> dict[int, Draft]:
-    """Draft token by token for all rows at once.
+) -> dict[int, Draft | Exception]:
+    """Draft token by token for all rows at once; a row that breaks leaves the others to go on.
 
     Parameters
     ----------
@@ -220,21 +223,42 @@ def _draft_together(
     read : callable
         ``(slots, blocks) -> logits``: extends those rows by a token each.
     """
-    texts = {ask.slot: list(ask.tokens) for ask in asks}
-    rows: dict[int, list[Tensor]] = {ask.slot: [] for ask in asks}
+    blocks = {ask.slot: _Block(ask) for ask in asks}
     going = list(asks)
-    for j in range(1, max(ask.n for ask in asks) + 1):
+    while going:
         for ask, row in zip(going, logits, strict=True):
-            token, probs = ask.sampling.propose(row, texts[ask.slot])
-            texts[ask.slot].append(token)
-            rows[ask.slot].append(probs)
-        going = [ask for ask in going if ask.n > j]
+            blocks[ask.slot].extend(row)
+        going = [ask for ask in going if blocks[ask.slot].goes_on()]
         if going:
-            logits = read([ask.slot for ask in going], [texts[ask.slot][-1:] for ask in going])
-    return {
-        ask.slot: Draft(texts[ask.slot][len(ask.tokens) :], torch.stack(rows[ask.slot]))
-        for ask in asks
-    }
+            slots = [ask.slot for ask in going]
+            logits = read(slots, [blocks[slot].text[-1:] for slot in slots])
+    return {slot: block.draft() for slot, block in blocks.items()}
+
+
+class _Block:
+    """One row's draft as it grows."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.text, self.rows = list(ask.tokens), list[Tensor]()
+        self.error: Exception | None = None
+
+    def extend(self, logits: Tensor) -> None:
+        try:
+            token, probs = self.ask.sampling.propose(logits, self.text)
+        except Exception as error:
+            self.error = error
+        else:
+            self.text.append(token)
+            self.rows.append(probs)
+
+    def goes_on(self) -> bool:
+        return self.error is None and len(self.rows) < self.ask.n
+
+    def draft(self) -> Draft | Exception:
+        if self.error is not None:
+            return self.error
+        return Draft(self.text[len(self.ask.tokens) :], torch.stack(self.rows))
 
 
 def rows_of(drafter: Drafter, target: RaggedModel) -> RowsDrafter:

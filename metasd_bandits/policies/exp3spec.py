@@ -1,0 +1,58 @@
+r"""EXP3Spec: BanditSpec's exponential weights on losses.
+
+.. math::
+
+   p_t(i) \propto \exp(-\eta_t \hat L_i), \qquad
+   \hat L_{a_t} \leftarrow \hat L_{a_t} + \frac{1 - r_t}{p_t(a_t)}, \qquad
+   \eta_t = \sqrt{\frac{\ln K}{t K}}
+
+BanditSpec (arXiv 2505.15141) states the loss as (L + 1 - Y) / L for a round of Y in [1, L + 1]
+tokens, which is 1 - r for the reward r = (Y - 1) / L. No hyperparameter. A decision costs O(K),
+an update O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.rules import anytime_rate, importance, sampling_rule, softmax
+from metasd_bandits.state import record
+
+__all__ = ["EXP3Spec"]
+
+
+@njit
+def weigh(s):
+    softmax(s, anytime_rate(s))
+
+
+select, probabilities, propensity = sampling_rule(weigh)
+
+
+@njit
+def update(s, arm, reward, cost, propensity):
+    s.rows[0, arm] -= (1.0 - reward) / importance(s, arm, propensity)
+    record(s, arm, reward)
+
+
+@dataclass(frozen=True, eq=False)
+class EXP3Spec(CompiledPolicy):
+    """BanditSpec's EXP3Spec.
+
+    Examples
+    --------
+    >>> policy = EXP3Spec()
+    >>> policy.reset(n_arms=3, seed=0)
+    >>> for _ in range(200):
+    ...     arm = policy.select()
+    ...     policy.update(arm, [0.2, 0.5, 0.4][arm])
+    >>> policy.pulls.tolist()
+    [21, 112, 67]
+    """
+
+    name = "exp3spec"
+    rows = 1
+    optimistic = (0,)

@@ -1,0 +1,35 @@
+"""An engine's own text, run by Python: for policies and models that are not compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from metasd_bandits.policy import Policy
+from metasd_bandits.specialise import MARKER
+from sim.schedules import place
+
+__all__ = ["interpret"]
+
+
+def interpret(
+    template: ModuleType, policy: Policy | None, kernels: dict[str, Callable[..., Any]]
+) -> ModuleType:
+    """`template` as plain Python, with the policy's methods in the places of its kernels."""
+    lines = [
+        "" if line.endswith(MARKER) else line for line in inspect.getsource(template).splitlines()
+    ]
+    text = "\n".join(lines).replace("from numba import njit", "")
+    module = ModuleType(f"{template.__name__}_interpreted")
+    module.__dict__.update(
+        njit=lambda **options: lambda function: function,
+        view=lambda buffer: policy,
+        select=lambda s, stream: s.select(),
+        update=lambda s, arm, reward, cost, propensity: s.update(arm, reward, cost=cost),
+        **{name: getattr(kernel, "py_func", kernel) for name, kernel in kernels.items()},
+    )
+    exec(compile(text, module.__name__, "exec"), module.__dict__)
+    module.__dict__["place"] = getattr(place, "py_func", place)
+    return module
