@@ -6,6 +6,7 @@ own mask, so that what a row computes is what it would compute alone.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -196,9 +197,14 @@ class _Masks:
         return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
 
 
+_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+
+
 @torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
+
+    Once for each model.
 
     Architectures that derive positions from a padding mask of their own (ALiBi, some local
     attention) cannot be told each row's positions.
@@ -208,6 +214,8 @@ def refuse_ragged(model: PreTrainedModel) -> None:
     ConfigError
         With the architecture's name.
     """
+    if model in _fit:
+        return
     name = type(model).__name__
     vocab = model.get_output_embeddings().weight.shape[0]
     texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
@@ -235,3 +243,4 @@ def refuse_ragged(model: PreTrainedModel) -> None:
                 f"{name} gives a row in a batch other logits than alone (they differ by "
                 f"{apart:.1%}); give one prompt a call"
             )
+    _fit.add(model)

@@ -61,8 +61,7 @@ def plain(model, prompt: list[int], n: int, eos: int | None = None) -> list[int]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("reward", ["bd", "throughput"])
-@pytest.mark.parametrize("policy", ["ucb", "uniform", "exp3"])
+@pytest.mark.parametrize(("reward", "policy"), [("bd", "ucb"), ("throughput", "exp3")])
 def test_every_row_is_what_plain_decoding_gives(target, pool, mode, reward, policy):
     metasd = MetaSD(target, drafters=pool(), reward=reward, policy=policy)
     prompts = prompts_of(9)
@@ -75,7 +74,7 @@ def test_every_row_is_what_plain_decoding_gives(target, pool, mode, reward, poli
         assert output.prompt_length == len(prompt)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_sampled_row_is_what_it_is_alone_with_its_seed(target, pool, seed):
     """Its tokens, its arms, what was accepted and every reward (which no clock enters)."""
     options = {"reward": "bd", "policy": "exp3"}
@@ -310,7 +309,7 @@ def test_a_bad_prompt_loses_none_of_those_before_it(target):
     metasd = MetaSD(target, drafters=["prompt-lookup"])
     outputs = metasd.generate_many([[1, 2], [3], [], [4]], max_batch=2, max_new_tokens=5)
     assert [next(outputs).index, next(outputs).index] == [0, 1]
-    with pytest.raises(ConfigError, match="prompt 2: .*empty"):
+    with pytest.raises(ConfigError, match=r"prompt 2: .*empty"):
         next(outputs)
 
 
@@ -377,7 +376,8 @@ def test_rows_reach_the_end_of_the_context_together_with_shorter_ones(tiny_llama
         assert output.finish is Finish.CONTEXT
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@settings(max_examples=8)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=7),
     st.integers(1, 4),
