@@ -8,7 +8,7 @@ all have one, and everything behind this line (replay, estimation, summaries) se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ __all__ = [
     "Reader",
     "RoundReader",
     "batch_of",
+    "by_query",
+    "concatenated",
     "open_trace",
     "rounds_of",
 ]
@@ -121,20 +123,27 @@ class Reader(ABC):
 
 
 class RoundReader(Reader):
-    """Reader over rounds: a `Trace` in memory, or a JSON Lines file."""
+    """Reader over rounds that come one by one.
 
-    def __init__(self, source: Trace | Path) -> None:
-        self._source = source
+    Parameters
+    ----------
+    header : TraceHeader
+    rounds : callable
+        Gives a fresh iterator over the rounds each time.
+    n_rounds : int, optional
+    """
+
+    def __init__(
+        self,
+        header: TraceHeader,
+        rounds: Callable[[], Iterator[Round]],
+        n_rounds: int | None = None,
+    ) -> None:
+        self.header, self._rounds, self.n_rounds = header, rounds, n_rounds
         self.query_names = []
-        if isinstance(source, Trace):
-            self.header, self.n_rounds = source.header, len(source)
-        else:
-            self.header = read_header(source)
 
     def rounds(self) -> Iterator[Round]:
-        if isinstance(self._source, Trace):
-            return iter(self._source)
-        return iter_rounds(self._source, self.header)
+        return self._rounds()
 
     def batches(self, names: Collection[str], rows: int = BATCH_ROWS) -> Iterator[Batch]:
         self.query_names.clear()
@@ -184,12 +193,13 @@ def open_trace(source: str | Path | Trace | Reader) -> Reader:
     if isinstance(source, Reader):
         return source
     if isinstance(source, Trace):
-        return RoundReader(source)
+        return RoundReader(source.header, source.rounds.__iter__, len(source))
     path = Path(source)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"PAR1":
-        return RoundReader(path)
+        header = read_header(path)
+        return RoundReader(header, lambda: iter_rounds(path, header))
     from metasd_bandits.parquet import ParquetReader  # pyarrow is slow to import
 
     return ParquetReader(path)
@@ -235,6 +245,20 @@ def rounds_of(batch: Batch, query_names: list[str]) -> Iterator[Round]:
             if present[name][t]:
                 fields[name] = tuple(rows[t])
         yield Round(query=query_names[query], **fields)
+
+
+def by_query(reader: Reader) -> Reader:
+    """The trace sorted so that each query's rounds stand together, in the order of their index.
+
+    Queries keep the order in which they began. The whole trace is held in memory.
+    """
+    whole = concatenated(reader.batches((*SCALARS, *PER_ARM)))
+    order = np.lexsort((whole["index"], whole.query))
+    whole.query = whole.query[order]
+    whole.columns = {name: values[order] for name, values in whole.columns.items()}
+    whole.per_arm = {name: values[:, order] for name, values in whole.per_arm.items()}
+    whole.present = {name: values[order] for name, values in whole.present.items()}
+    return ColumnReader(reader.header, whole, list(reader.query_names))
 
 
 def concatenated(batches: Iterable[Batch]) -> Batch:

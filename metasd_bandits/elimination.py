@@ -92,7 +92,9 @@ def _complete(s):
 @njit
 def _keep(s, count):
     """Eliminate the worst survivor until `count` remain. O(K^2), once per phase."""
-    alive = s.score.size - s.rows[OUT].sum()
+    alive = 0.0
+    for i in range(s.score.size):
+        alive += 1.0 - s.rows[OUT, i]
     while alive > count:
         worst = -1
         for i in range(s.score.size):

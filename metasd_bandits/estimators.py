@@ -54,7 +54,7 @@ Model = Callable[[Batch], ArrayLike]
 # Columns of the sums: n, w, cut weight, then for each estimator's numerator (all but snips share
 # w x) the outcomes reward, Y, Y^2.
 N, WEIGHT, EXCESS, WX, CLIPPED, DR = 0, 1, 2, 3, 6, 9
-OUTCOMES = ("reward", "tokens", "squared tokens")
+_ALIKE = "rounds to B tokens takes queries as alike; where they differ, the true mean is larger"
 
 
 def estimate(
@@ -130,7 +130,11 @@ def estimate(
     _check_weights(sums, unit)
     if unit == "round" and len(sums) < done:
         unit = "block of rounds"
-    quantities = ["reward per round", "tokens per round"]
+    quantities = ["reward per round"]
+    if reader.header.draft_length:
+        quantities.append("tokens per round")
+    elif tokens is not None:
+        raise ReplayError("this log holds no tokens (it was imported); leave tokens out")
     quantities += [f"rounds to {tokens} tokens"] if tokens is not None else []
     largest_outcome = (1.0, float(reader.header.draft_length + 1))
     bootstrap, result = Bootstrap(sums, level, seed), []
@@ -139,11 +143,13 @@ def estimate(
             statistic = _statistic(method, i, tokens)
             low, high = bootstrap.interval(statistic)
             value = float(statistic(sums.sum(axis=0)[None])[0])
-            notes: tuple[str, ...] = ()
+            notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
             lost = float(sums[:, EXCESS].sum()) / done
             if method == "clipped-ips" and lost > 0.0:
                 low, high = _widened(low, high, lost, i, largest_outcome, tokens)
-                notes = (f"clipping at {M:g} cut {lost:.2%} of the weight; the interval allows it",)
+                notes += (
+                    f"clipping at {M:g} cut {lost:.2%} of the weight; the interval allows it",
+                )
             result.append(
                 Estimate(
                     quantity, value, low, high, level, method, unit, len(sums), done, log.used,

@@ -78,6 +78,8 @@ def rejection_replay(
     tallies = [Tally(K, tokens) for _ in options.seeds]
     coins = [np.random.default_rng([seed, 1]) for seed in options.seeds]
     unknown: dict[str, str] = {}
+    if not reader.header.draft_length:
+        unknown["tokens"] = "this log holds no tokens (it was imported)"
     fields = ("arm", "reward", "propensity", "emitted", "step")
     for batch, starts in in_order(reader, fields, scope, progress):
         check_rewards(batch["reward"])

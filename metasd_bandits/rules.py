@@ -31,10 +31,12 @@ __all__ = [
     "explore",
     "importance",
     "index_rule",
+    "learn_loss",
     "learn_mean",
     "learn_variance",
     "mix",
     "recent_index",
+    "recent_pulls",
     "sampling_rule",
     "softmax",
     "variance",
@@ -122,12 +124,29 @@ COUNT, TOTAL = 0, 1  # rows of a policy that forgets: the pulls that still count
 
 
 @njit
-def recent_index(s, wide):
-    """Score = mean + wide / sqrt(n) over the pulls that still count; untried arms first. O(K)."""
+def recent_pulls(s):
+    """How many pulls still count, over all arms. O(K)."""
+    t = 0.0
+    for i in range(s.score.size):
+        t += s.rows[COUNT, i]
+    return t
+
+
+@njit
+def recent_index(s, beta, t):
+    """MetaSD-UCB's index over the pulls that still count, t in all; untried arms first. O(K)."""
+    wide = beta * math.sqrt(2.0 * math.log(max(t, 1.0)))
     for i in range(s.score.size):
         n = s.rows[COUNT, i] + s.pending[i]
         mean = s.rows[TOTAL, i] / s.rows[COUNT, i] if s.rows[COUNT, i] > 0.0 else 1.0
         s.score[i] = math.inf if n == 0.0 else mean + wide / math.sqrt(n)
+
+
+@njit
+def learn_loss(s, arm, reward, cost, propensity):
+    """The update of exponential weights on losses: row 0 falls by the weighted loss."""
+    s.rows[0, arm] -= (1.0 - reward) / importance(s, arm, propensity)
+    record(s, arm, reward)
 
 
 @njit

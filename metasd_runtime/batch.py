@@ -22,7 +22,8 @@ from torch import Tensor
 from metasd_bandits import Decision, Round, checks
 from metasd_runtime.commit import commit
 from metasd_runtime.decoder import Query
-from metasd_runtime.draft import drawn_block
+from metasd_runtime.draft import Drafter, drawn_block
+from metasd_runtime.drafters.capped import Capped
 from metasd_runtime.drafters.rows import Ask, RowDrafter, draft_rows, rows_of
 from metasd_runtime.ragged import RaggedModel, Row
 from metasd_runtime.reward import Timing, score
@@ -45,10 +46,12 @@ class BatchRow:
     router: Router
     rounds: int = 0
 
-    def ask(self) -> Ask:
-        """What the row wants of a drafter."""
-        tokens = self.query.tokens
+    def ask(self, arm: int) -> Ask:
+        """What the row wants of an arm's drafter."""
+        tokens, drafter = self.query.tokens, self.router.drafters[arm]
         n = min(self.router.draft_length, self.query.stopping.room(len(tokens)) - 1)
+        if isinstance(drafter, Capped):
+            n = min(n, drafter.length)
         return Ask(self.slot, tokens, n, self.query.sampling)
 
 
@@ -88,18 +91,26 @@ class Batch:
         self.mode = checks.choice("mode", mode, ("homogeneous", "heterogeneous"))
         self.model = RaggedModel(target.model, checks.integer("max_batch", size, 1))
         self.vocab_size = target.vocab_size
-        self.pool = [rows_of(drafter, self.model) for drafter in router.drafters]
+        self.pool = [rows_of(base, self.model) for base in router.bases]
+        self._base = [router.bases.index(drafter.base) for drafter in router.drafters]
         shared = None
-        if self.mode == "homogeneous" or router.scope == "carried":
+        if self.mode == "homogeneous" or router.carries:
             shared = router.share(seed)
         self._routers = [
-            router.for_row([RowDrafter(rows, slot) for rows in self.pool], shared)
-            for slot in range(size)
+            router.for_row(self._row_drafters(router, slot), shared) for slot in range(size)
         ]
         self._lead = router.for_row([], shared)
         self._without = Decision(router.fallback, math.nan)  # not the policy's choice
         self.rows: list[BatchRow] = []
         self._plain = _PlainSteps(self.model)
+
+    def _row_drafters(self, router: Router, slot: int) -> list[Drafter]:
+        """The arms of one row; joint arms share the drafter whose state they use."""
+        bases = [RowDrafter(rows, slot) for rows in self.pool]
+        return [
+            Capped(bases[i], drafter.length) if isinstance(drafter, Capped) else bases[i]
+            for i, drafter in zip(self._base, router.drafters, strict=True)
+        ]
 
     @property
     def size(self) -> int:
@@ -116,10 +127,10 @@ class Batch:
         slot = min(set(range(self.size)) - {row.slot for row in self.rows})
         begin = time.perf_counter()
         self.model.storage.open(slot)
-        self.model.prefill(slot, query.tokens[:-1])
+        features = self.model.prefill(slot, query.tokens[:-1], self._lead.needs_features)
         query.prefill_seconds = time.perf_counter() - begin
         row = BatchRow(slot, query, self._routers[slot])
-        row.router.start(query.tokens, query.seed)
+        row.router.start(query.tokens, query.seed, features)
         self.rows.append(row)
         return row
 
@@ -168,6 +179,8 @@ class Batch:
         decision, draft, _ = selected
         cache = Row(self.model, row.slot)
         emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
+        if query.kept is not None:
+            query.kept.keep(emitted)
         round_ = score(
             router, decision, query.name, row.rounds, draft, scores, verdict, len(emitted), timing
         )
@@ -191,13 +204,14 @@ class Batch:
         while waiting:
             decisions = dict(zip(waiting, self._select(waiting), strict=True))
             failed = []
-            for arm in sorted({decision.arm for decision in decisions.values()}):
-                group = [row for row in waiting if decisions[row].arm == arm]
-                drafts = draft_rows(self.pool[arm], [row.ask() for row in group], self.vocab_size)
-                for row, (draft, seconds) in zip(group, drafts, strict=True):
+            for base, drafter in enumerate(self.pool):
+                group = [row for row in waiting if self._base[decisions[row].arm] == base]
+                asks = [row.ask(decisions[row].arm) for row in group]
+                drafts = draft_rows(drafter, asks, self.vocab_size)
+                for row, ask, (draft, seconds) in zip(group, asks, drafts, strict=True):
                     if isinstance(draft, Exception):
-                        row.router.disable(arm, draft)
-                        draft = drawn_block(row.query.sampling, row.ask().n)
+                        row.router.disable(decisions[row].arm, draft)
+                        draft = drawn_block(row.query.sampling, ask.n)
                         if not draft.tokens:
                             failed.append(row)
                             continue
@@ -221,6 +235,8 @@ class Batch:
 def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor, Verdict]:
     query, draft = row.query, selected.draft
     scores = query.sampling.scores(forward.logits, query.tokens, draft.tokens)
+    if query.kept is not None:
+        query.kept.see(forward.logits, scores)
     return scores, verify(draft, scores, len(query.tokens), query.sampling)
 
 

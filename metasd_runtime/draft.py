@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,19 +63,25 @@ class Drafter(ABC):
     ----------
     name : str
         Names the arm in traces and tables; unique within a pool.
-    needs_features : bool
-        Ask for the target's last hidden states in `commit`.
+    needs_features : tuple of int
+        Hidden states of the target to be given in `commit`, by the layers behind them, ascending.
     """
 
     name: str = "custom"
-    needs_features: ClassVar[bool] = False
+    needs_features: tuple[int, ...] = ()
+
+    @property
+    def base(self) -> Drafter:
+        """The drafter whose state this arm uses: itself, unless several arms share one."""
+        return self
 
     def clone(self) -> Drafter:
         """Another of the same, with state of its own: one for each row of a batch.
 
         By default a deep copy that shares the models among its attributes (and the target).
         """
-        shared = {id(v): v for v in vars(self).values() if isinstance(v, nn.Module)}
+        weights = (nn.Module, nn.Parameter)
+        shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -101,11 +106,14 @@ class Drafter(ABC):
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """A round ended; `tokens` is all that stands now.
 
+        A drafter that needs features is called once behind `start` as well, for the prompt's.
+
         Parameters
         ----------
-        features : (m, hidden) tensor, optional
-            The target's last hidden state at the m tokens its cache gained in this round (the
-            last of `tokens` is not among them: the target has not read it yet).
+        features : (m, layers x hidden) tensor, optional
+            The hidden states that `needs_features` names, side by side, at the m tokens the
+            target's cache gained (the last of `tokens` is not among them: the target has not
+            read it yet).
         """
         return
 

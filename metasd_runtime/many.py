@@ -16,16 +16,24 @@ from metasd_bandits import ConfigError, Round, Trace, TraceHeader, TraceWriter, 
 from metasd_runtime.batch import Batch, BatchRow, Mode
 from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.decoder import Query
-from metasd_runtime.metasd import MetaSD, Output
+from metasd_runtime.metasd import MetaSD
+from metasd_runtime.output import Output, stack_scores
 from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.randomness import row_seed
+from metasd_runtime.rows import keep_scores
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
 
 __all__ = ["InterruptedMany", "Progress", "RowOutput", "generate_many"]
 
 Order = Literal["input", "completed"]
-_NAMED = ("generation_config", "logits_processor", "stopping_criteria", "tokenizer")
+_NAMED = (
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "tokenizer",
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ class RowOutput(Output):
         The row's own: decoding the prompt alone with it draws the same random numbers.
     """
 
-    index: int
-    seed: int
+    index: int = 0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,10 +233,16 @@ class _Many:
         settings = {**self.settings, **own}
         tokens = prompt_tokens(self._encode(ids), mask, self.metasd.target)
         named = {key: settings.pop(key, None) for key in _NAMED}
-        sampling, stopping = settle(
-            self.metasd.target, tokens, **named, seed=seed, settings=settings
-        )
+        logprobs = settings.pop("output_logprobs", False)
+        settled = settle(self.metasd.target, tokens, **named, seed=seed, settings=settings)
+        if (settled.config.num_return_sequences or 1) > 1:
+            raise ConfigError(
+                "num_return_sequences is not supported here; give the prompt as often as you like"
+            )
+        sampling, stopping = settled.sampling, settled.stopping
+        sampling.draft_threshold = self.metasd.draft_threshold
         query = Query(str(index) if name is None else name, tokens, sampling, stopping, seed)
+        query.kept = keep_scores(settled, len(tokens), logprobs)
         query.on_round = self.on_round
         return _Job(index, query, len(tokens), time.perf_counter())
 
@@ -257,6 +271,9 @@ class _Many:
             statistics,
             query.finish,
             job.prompt_length,
+            (query.finish,),
+            (len(query.tokens) - job.prompt_length,),
+            **({} if query.kept is None else stack_scores([query.kept])),  # type: ignore[arg-type]
             index=job.index,
             seed=query.seed,
         )

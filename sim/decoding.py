@@ -1,23 +1,23 @@
 """Queries decoded with a bandit over drafters, as one compiled loop (MetaSD, Algorithm 1).
 
 A template: `sim.simulate` binds one policy's and one acceptance model's functions into it, or
-runs the same text interpreted. The loop is compiled without Numba's reference counting
-(``_nrt=False``, which the functions it calls inherit): it allocates nothing, and counting the
-references of a dozen array views in every call would cost ten times the arithmetic.
+runs the same text interpreted.
 """
 
 import numpy as np
 from numba import njit
 
+from metasd_bandits.lean import lean
+from metasd_bandits.state import view
 from sim.acceptance.base import Place
-from sim.defaults import begin, draft, select, update, view  # bound by specialise
+from sim.defaults import begin, draft, select, update  # bound by specialise
 from sim.schedules import place
 
 BE, BD, PER_ROUND, PER_TIME = range(4)
 ROUNDS, TOKENS, STEPS, SWITCHES, OWED, REWARD, BE_SUM, BD_SUM = range(8)
 
 
-@njit(cache=True, _nrt=False)
+@lean(cache=True)
 def worth(kind, accepted, efficiency, divergence, steps, N):
     """The reward that the policy is given (`metasd_bandits.rewards`)."""
     if kind == BE:
@@ -29,13 +29,14 @@ def worth(kind, accepted, efficiency, divergence, steps, N):
     return min(1.0, (accepted + 1) / (steps * (N + 1)))
 
 
-@njit(cache=True, _nrt=False)
+@lean(cache=True)
 def decode(s, B, model, memory, timetable, costs, N, kind, streams, cached, totals, pulls, curve):
     """One query: pick a drafter, draft, verify, learn, until B tokens are out.
 
     `cached[i]` counts the tokens that drafter i has keys and values of.
     """
     policy_stream, world_stream = streams
+    begin(model, memory, world_stream)
     marks, by_tokens, at_marks = curve
     here, last, tokens, t, mark = Place(0, 0, 0, 0.0), -1, 0, 0, 0
     while tokens < B:
@@ -68,7 +69,7 @@ def decode(s, B, model, memory, timetable, costs, N, kind, streams, cached, tota
     totals[ROUNDS], totals[TOKENS] = t, min(tokens, B)
 
 
-@njit(cache=True, _nrt=False)
+@lean(cache=True)
 def note(at_marks, mark, t, tokens, steps, pulls):
     """Record the running values when a mark is reached."""
     at_marks[mark, 0], at_marks[mark, 1], at_marks[mark, 2] = t, tokens, steps
@@ -87,7 +88,6 @@ def run(first, last, fresh, streams, lengths, memories, world, marks, totals, pu
         s, cached = view(fresh.copy()), np.zeros(pulls.shape[2])
         streams_r, curve = (streams[0][r], streams[1][r]), (at, by_tokens, curves[r])
         memory, B = memories[r], lengths[r]
-        begin(model, memory, streams_r[1])
         decode(
             s,
             B,

@@ -21,15 +21,25 @@ def interpret(
     lines = [
         "" if line.endswith(MARKER) else line for line in inspect.getsource(template).splitlines()
     ]
-    text = "\n".join(lines).replace("from numba import njit", "")
+    text = "\n".join(lines)
+    for decorator in ("from numba import njit", "from metasd_bandits.lean import lean"):
+        text = text.replace(decorator, "")
     module = ModuleType(f"{template.__name__}_interpreted")
     module.__dict__.update(
-        njit=lambda **options: lambda function: function,
-        view=lambda buffer: policy,
+        njit=_as_it_is,
+        lean=_as_it_is,
         select=lambda s, stream: s.select(),
         update=lambda s, arm, reward, cost, propensity: s.update(arm, reward, cost=cost),
         **{name: getattr(kernel, "py_func", kernel) for name, kernel in kernels.items()},
     )
     exec(compile(text, module.__name__, "exec"), module.__dict__)
-    module.__dict__["place"] = getattr(place, "py_func", place)
+    module.__dict__.update(
+        place=getattr(place, "py_func", place),
+        view=lambda buffer: policy,
+    )
     return module
+
+
+def _as_it_is(**options: Any) -> Callable[..., Any]:
+    """The decorator of a template's functions where nothing is compiled."""
+    return lambda function: function

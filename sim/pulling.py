@@ -3,12 +3,14 @@
 import numpy as np
 from numba import njit
 
+from metasd_bandits.lean import lean
+from metasd_bandits.state import view
 from sim.acceptance.base import Place
-from sim.defaults import pay, select, update, view  # bound by specialise
+from sim.defaults import pay, select, update  # bound by specialise
 from sim.schedules import place
 
 
-@njit(cache=True, _nrt=False)
+@lean(cache=True)
 def pull(s, T, model, timetable, streams, pulls, marks, at_marks):
     """T rounds: pick an arm, get paid, learn. Returns the sum of rewards."""
     policy_stream, world_stream = streams

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ def _check_points(
         checks.integer("domains", domain, 0, n_domains - 1)
     for start in starts:
         checks.integer("starts", start, 0)
-    if starts[0] != 0 or any(b <= a for a, b in zip(starts, starts[1:], strict=False)):
+    if starts[0] != 0 or any(b <= a for a, b in pairwise(starts)):
         raise checks.ConfigError(f"starts={list(starts)} must begin with 0 and increase")
 
 

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core.dispatcher import Dispatcher
+from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.lean import counted
 from metasd_bandits.policy import Policy
 from metasd_bandits.registry import make_policy
 from metasd_bandits.specialise import specialise
-from metasd_bandits.state import view
 from sim import decoding, drafting, pulling
 from sim.acceptance.base import AcceptanceModel, Place
 from sim.arms import Arms
@@ -338,6 +339,7 @@ class Player:
         kernels: dict[str, Callable[..., Any]],
         template: ModuleType,
     ) -> None:
+        self.template = template
         self.policy = copy.deepcopy(make_policy(policy))
         self.policy.reset(n_arms, 0)  # refuses what does not fit, before anything runs
         self.n_arms = n_arms
@@ -346,8 +348,9 @@ class Player:
         self.compiled = isinstance(self.policy, CompiledPolicy) and not plain
         if isinstance(self.policy, CompiledPolicy) and self.compiled:
             self.fresh = self.policy.fresh_buffer(n_arms)
-            both = {k: v for k, v in self.policy.kernels().items() if k != "probabilities"}
-            self.engine = specialise(template, view=view, **both, **kernels)
+            own = self.policy.kernels()
+            self.kernels = {"select": own["select"], "update": own["update"], **kernels}
+            self.engine = specialise(template, **self.kernels)
             return
         self._warn(plain)
         self.engine = interpret(template, self.policy, kernels)
@@ -378,10 +381,14 @@ class Player:
                 self.policy.reset(self.n_arms, int(seeds[r]))
                 run(self.engine.run, r, r + 1, self.fresh)
             return
+        try:
+            run(self.engine.run, 0, 0, self.fresh)  # compile once, before threads compete to
+        except TypingError:  # a function that allocates needs reference counting of its own
+            own = {name: counted()(_plain(kernel)) for name, kernel in self.kernels.items()}
+            self.engine = specialise(self.template, **own)
         if threads == 1:
             run(self.engine.run, 0, replications, self.fresh)
             return
-        run(self.engine.run, 0, 0, self.fresh)  # compile once, before threads compete to
         edges = np.linspace(0, replications, min(replications, 8 * threads) + 1).astype(int)
         with ThreadPoolExecutor(threads) as pool:
             chunks = [
@@ -390,6 +397,10 @@ class Player:
             ]
             for chunk in chunks:
                 chunk.result()
+
+
+def _plain(kernel: Any) -> Callable[..., Any]:
+    return kernel.py_func
 
 
 def _check_counts(replications: int, seed: int, first: int, threads: int) -> None:

@@ -51,5 +51,5 @@ def _made(seed: int, first: int, count: int) -> Streams:
         child = np.random.SeedSequence(seed, spawn_key=(first + r,))
         words[r] = child.generate_state(6, np.uint64)
         policy[r] = make_stream(int(words[r, 4]))
-    uniforms = (words[:, 5] >> np.uint64(11)) * 2.0**-53
+    uniforms = np.asarray((words[:, 5] >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
     return Streams(policy, words[:, :4], words[:, 4], uniforms)

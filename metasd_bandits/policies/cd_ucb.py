@@ -20,14 +20,13 @@ update O(1).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import COUNT, TOTAL, explore, recent_index, sampling_rule
+from metasd_bandits.rules import COUNT, TOTAL, explore, recent_index, recent_pulls, sampling_rule
 from metasd_bandits.state import record
 
 __all__ = ["ChangeDetectionUCB"]
@@ -37,7 +36,7 @@ LEVEL, UP, DOWN = 2, 3, 4  # rows, beside COUNT and TOTAL: sum of the first M re
 
 @njit
 def weigh(s):
-    recent_index(s, s.theta[0] * math.sqrt(2.0 * math.log(max(s.rows[COUNT].sum(), 1.0))))
+    recent_index(s, s.theta[0], recent_pulls(s))
     explore(s, s.theta[1])
 
 
@@ -57,7 +56,8 @@ def update(s, arm, reward, cost, propensity):
     s.rows[UP, arm] = max(0.0, s.rows[UP, arm] + change - drift)
     s.rows[DOWN, arm] = max(0.0, s.rows[DOWN, arm] - change - drift)
     if max(s.rows[UP, arm], s.rows[DOWN, arm]) >= threshold:
-        s.rows[:, arm] = 0.0
+        for j in range(s.rows.shape[0]):
+            s.rows[j, arm] = 0.0
 
 
 @dataclass(frozen=True, eq=False)

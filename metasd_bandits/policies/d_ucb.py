@@ -12,14 +12,13 @@ Source: Garivier and Moulines (2011), whose xi is beta^2 / 2 here; as gamma goes
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index
+from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index, recent_pulls
 from metasd_bandits.state import record
 
 __all__ = ["DiscountedUCB"]
@@ -27,8 +26,7 @@ __all__ = ["DiscountedUCB"]
 
 @njit
 def index(s):
-    wide = s.theta[1] * math.sqrt(2.0 * math.log(max(s.rows[COUNT].sum(), 1.0)))
-    recent_index(s, wide)
+    recent_index(s, s.theta[1], recent_pulls(s))
 
 
 select, probabilities, propensity = index_rule(index)

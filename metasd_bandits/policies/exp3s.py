@@ -20,19 +20,11 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import importance, mix, sampling_rule, softmax
+from metasd_bandits.policies.exp3 import probabilities, propensity, select
+from metasd_bandits.rules import importance
 from metasd_bandits.state import record
 
-__all__ = ["EXP3S"]
-
-
-@njit
-def weigh(s):
-    softmax(s, 1.0)
-    mix(s, s.theta[0])
-
-
-select, probabilities, propensity = sampling_rule(weigh)
+__all__ = ["EXP3S", "probabilities", "propensity", "select", "update"]
 
 
 @njit
@@ -43,9 +35,12 @@ def update(s, arm, reward, cost, propensity):
         leak += math.exp(s.rows[0, i])
     leak *= math.e * s.theta[1] / K
     s.rows[0, arm] += s.theta[0] / K * reward / importance(s, arm, propensity)
+    top = -math.inf
     for i in range(K):
         s.rows[0, i] = math.log(math.exp(s.rows[0, i]) + leak)
-    s.rows[0] -= s.rows[0].max()
+        top = max(top, s.rows[0, i])
+    for i in range(K):
+        s.rows[0, i] -= top
     record(s, arm, reward)
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from numba import njit
 
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import anytime_rate, importance, sampling_rule, softmax
-from metasd_bandits.state import record
+from metasd_bandits.rules import anytime_rate, learn_loss, sampling_rule, softmax
 
 __all__ = ["EXP3Spec"]
 
@@ -30,12 +29,7 @@ def weigh(s):
 
 
 select, probabilities, propensity = sampling_rule(weigh)
-
-
-@njit
-def update(s, arm, reward, cost, propensity):
-    s.rows[0, arm] -= (1.0 - reward) / importance(s, arm, propensity)
-    record(s, arm, reward)
+update = learn_loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import importance, sampling_rule, softmax
+from metasd_bandits.rules import learn_loss, sampling_rule, softmax
 from metasd_bandits.state import record
 
 __all__ = ["Hedge"]
@@ -33,12 +33,7 @@ def weigh(s):
 
 
 select, probabilities, propensity = sampling_rule(weigh)
-
-
-@njit
-def update(s, arm, reward, cost, propensity):
-    s.rows[0, arm] -= (1.0 - reward) / importance(s, arm, propensity)
-    record(s, arm, reward)
+update = learn_loss
 
 
 @njit

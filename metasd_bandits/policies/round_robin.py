@@ -23,7 +23,8 @@ LAST = 0  # row: the number of the decision that chose the arm last, 0 before th
 
 @njit
 def index(s):
-    s.score[:] = -s.rows[LAST]
+    for i in range(s.score.size):
+        s.score[i] = -s.rows[LAST, i]
 
 
 _, probabilities, propensity = index_rule(index)

@@ -12,7 +12,6 @@ made anew from the window each time it has turned over, so that rounding cannot 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,8 +29,7 @@ HELD, NEXT, FIRST = 0, 1, 2  # memory: pulls held, the next place, then (arm, re
 
 @njit
 def index(s):
-    wide = s.theta[1] * math.sqrt(2.0 * math.log(max(s.memory[HELD], 1.0)))
-    recent_index(s, wide)
+    recent_index(s, s.theta[1], s.memory[HELD])
 
 
 select, probabilities, propensity = index_rule(index)
@@ -66,7 +64,8 @@ def push(s, arm, reward):
 
 @njit
 def resum(s, window):
-    s.rows[TOTAL] = 0.0
+    for i in range(s.score.size):
+        s.rows[TOTAL, i] = 0.0
     for k in range(window):
         s.rows[TOTAL, int(s.memory[FIRST + 2 * k])] += s.memory[FIRST + 2 * k + 1]
 

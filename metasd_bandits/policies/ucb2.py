@@ -22,7 +22,7 @@ from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.rules import index_rule
+from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import pick_max, trials
 
 __all__ = ["UCB2"]
@@ -51,6 +51,7 @@ def index(s):
 
 
 _, probabilities, propensity = index_rule(index)
+update = learn_mean
 
 
 @njit

@@ -53,6 +53,8 @@ class EarlyExit(Drafter):
                 text.append(token)
                 drafted.append(token)
                 rows.append(probs)
+                if not sampling.confident(token, probs):
+                    break
         finally:
             for layer in self._exit.layers:  # the target's storage: leave it as it was
                 layer.length = before

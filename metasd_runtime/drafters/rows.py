@@ -37,11 +37,12 @@ class RowsDrafter(ABC):
     Attributes
     ----------
     name : str
-    needs_features : bool
+    needs_features : tuple of int
+        As for `Drafter`.
     """
 
     name: str
-    needs_features: bool = False
+    needs_features: tuple[int, ...] = ()
 
     @abstractmethod
     def start(self, slot: int, tokens: Sequence[int]) -> None:
@@ -65,7 +66,7 @@ class RowDrafter(Drafter):
 
     def __init__(self, rows: RowsDrafter, slot: int) -> None:
         self.name = rows.name
-        self.needs_features = rows.needs_features  # type: ignore[misc]
+        self.needs_features = rows.needs_features
         self._rows, self._slot = rows, slot
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -242,6 +243,7 @@ class _Block:
         self.ask = ask
         self.text, self.rows = list(ask.tokens), list[Tensor]()
         self.error: Exception | None = None
+        self.confident = True
 
     def extend(self, logits: Tensor) -> None:
         try:
@@ -251,9 +253,10 @@ class _Block:
         else:
             self.text.append(token)
             self.rows.append(probs)
+            self.confident = self.ask.sampling.confident(token, probs)
 
     def goes_on(self) -> bool:
-        return self.error is None and len(self.rows) < self.ask.n
+        return self.error is None and self.confident and len(self.rows) < self.ask.n
 
     def draft(self) -> Draft | Exception:
         if self.error is not None:
@@ -288,6 +291,8 @@ def draft_rows(
     list of (Draft or Exception, float)
         For each row, with its share of the seconds spent drafting, catching up not counted.
     """
+    if not asks:
+        return []
     begin = time.perf_counter()
     for ask in asks:
         ask.sampling.begin_block(len(ask.tokens))

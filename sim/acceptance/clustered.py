@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from metasd_bandits import checks
+from metasd_bandits.draws import normal
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
@@ -45,13 +46,6 @@ class Parameters(NamedTuple):
     cluster: float
     persistence: float
     shared: float
-
-
-@njit
-def normal(stream):
-    """A standard normal draw (Box and Muller 1958), from exactly two uniforms."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(stream)))
-    return radius * math.cos(2.0 * math.pi * uniform(stream))
 
 
 @njit

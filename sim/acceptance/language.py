@@ -88,7 +88,7 @@ def draft(model, memory, arm, place, stream):
 def at_distance(
     p: NDArray[np.float64], q: NDArray[np.float64], distance: float
 ) -> NDArray[np.float64]:
-    """A distribution at total variation `distance` from p, on the way from p over q to the last token.
+    """A distribution at total variation `distance` from p, on the way over q to the last token.
 
     p must give the last token probability 0, so that every distance in [0, 1] can be reached.
     """

@@ -1,0 +1,129 @@
+"""One call of generate, settled and under way: its rows, its clock, its streamer, its trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metasd_bandits import Round, Trace, TraceHeader, TraceWriter
+from metasd_runtime.decoder import Query, decode
+from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
+from metasd_runtime.router import Router
+from metasd_runtime.statistics import Statistics
+from metasd_runtime.stopping import Finish
+from metasd_runtime.target import Target
+
+__all__ = ["Request"]
+
+
+class Request:
+    """Rows decoded one after another, and what came of them.
+
+    Parameters
+    ----------
+    target, router
+        What decodes.
+    rows : sequence of Query
+    header : TraceHeader
+    trace : path-like, optional
+        Append every round to this file as it ends.
+    streamer : optional
+        Hugging Face's; takes one row.
+    prompt_streamed : bool
+        Whether the streamer has had the prompt already.
+    pad : int
+        Fills up shorter rows.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        router: Router,
+        rows: Sequence[Query],
+        header: TraceHeader,
+        *,
+        trace: str | Path | None = None,
+        streamer: Any = None,
+        prompt_streamed: bool = False,
+        pad: int = 0,
+    ) -> None:
+        self.target, self.router, self.rows, self.header = target, router, rows, header
+        self.streamer, self._prompt_streamed, self._pad = streamer, prompt_streamed, pad
+        self._writer = None if trace is None else TraceWriter(trace, header)
+        self._rounds: list[Round] = []
+        self._bandit_seconds = 0.0
+        self._prompts = [len(row.tokens) for row in rows]
+
+    def run(self) -> Output:
+        """Decode the rows.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, with the rows begun so far.
+        """
+        forwards = self.target.forwards
+        begin = time.perf_counter()
+        with self._open():
+            for done, row in enumerate(self.rows):
+                try:
+                    self._decode(row)
+                except KeyboardInterrupt:
+                    row.finish = Finish.INTERRUPTED
+                    seconds = time.perf_counter() - begin
+                    output = self._output(self.rows[: done + 1], seconds, forwards)
+                    raise Interrupted(output) from None
+        return self._output(self.rows, time.perf_counter() - begin, forwards)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Whatever happens, the trace file is closed and the streamer's reader is let go."""
+        try:
+            if self.streamer is not None and not self._prompt_streamed:
+                self.streamer.put(torch.tensor([self.rows[0].tokens]))
+            yield
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            if self.streamer is not None:
+                self.streamer.end()
+
+    def _decode(self, row: Query) -> None:
+        try:
+            for round_, emitted in decode(row, self.target, self.router):
+                self._rounds.append(round_)
+                if self._writer is not None:
+                    self._writer.write(round_)
+                if self.streamer is not None:
+                    for token in emitted:  # one at a time, as plain decoding would
+                        self.streamer.put(torch.tensor([token]))
+        finally:
+            self._bandit_seconds += self.router.bandit_seconds
+
+    def _output(self, rows: Sequence[Query], seconds: float, forwards: int) -> Output:
+        statistics = Statistics.of(
+            self.router.arms,
+            self._rounds,
+            seconds=seconds,
+            prefill_seconds=sum(row.prefill_seconds for row in rows),
+            bandit_seconds=self._bandit_seconds,
+            target_forwards=self.target.forwards - forwards,
+        )
+        finishes = tuple(row.finish for row in rows if row.finish is not None)
+        kept = [row.kept for row in rows if row.kept is not None]
+        scores: dict[str, Any] = stack_scores(kept) if kept else {}
+        return Output(
+            pad_rows([row.tokens for row in rows], self._pad, self.target.device),
+            Trace(self.header, self._rounds),
+            statistics,
+            finishes[0],
+            self._prompts[0],
+            finishes,
+            tuple(len(row.tokens) - n for row, n in zip(rows, self._prompts, strict=False)),
+            **scores,
+        )
