@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -140,6 +140,16 @@ class Batch:
         self.model.storage.close(row.slot)
         for drafter in self.pool:
             drafter.finish(row.slot)
+
+    def decode(self, queries: Iterable[Query]) -> Iterator[RowRound]:
+        """Decode queries to their ends, each admitted when there is a slot for it."""
+        waiting = iter(queries)
+        while True:
+            while not self.full and (query := next(waiting, None)) is not None:
+                self.admit(query)
+            if not self.rows:
+                return
+            yield from self.round()
 
     def round(self) -> list[RowRound]:
         """One round of every row; rows whose text ended are released."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter
 from metasd_runtime.drafters.capped import joint_arms
-from metasd_runtime.front_door import FrontDoor
+from metasd_runtime.front_door import FrontDoor, behind, unpadded
 from metasd_runtime.models import load_target
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
@@ -160,8 +161,10 @@ class MetaSD(FrontDoor):
 
         Parameters
         ----------
-        input_ids : (1, length) or (length,)
-            The prompt.
+        input_ids : (rows, length) or (length,)
+            The prompt, or several, decoded together: each row with its own drafter and policy.
+        attention_mask : (rows, length), optional
+            0 where a row is padded on the left.
         generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, \
 streamer, tokenizer
             As in `transformers`; so are ``max_new_tokens``, ``do_sample``, ``temperature``,
@@ -200,7 +203,12 @@ streamer, tokenizer
         Interrupted
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
-        tokens = prompt_tokens(input_ids, attention_mask, self.target)
+        ids = torch.as_tensor(input_ids)
+        if ids.dim() == 2 and (len(ids) > 1 or (attention_mask is not None and ids.numel())):
+            mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+            prompts = unpadded(ids, torch.as_tensor(mask), self.target)
+        else:
+            prompts = [Prompt(prompt_tokens(ids, attention_mask, self.target))]
         if return_dict_in_generate is not None:
             settings["return_dict_in_generate"] = return_dict_in_generate
         call = functools.partial(
@@ -214,7 +222,7 @@ streamer, tokenizer
             settings=settings,
         )
         output, config = self._answer(
-            [Prompt(tokens)],
+            prompts,
             call,
             CallOptions(
                 output_logprobs,
@@ -231,6 +239,9 @@ streamer, tokenizer
             ),
             streamer,
         )
+        if len(prompts) > 1 or prompts[0].padding:
+            sequences = behind(ids, output, prompts, padding_token(config))
+            output = replace(output, sequences=sequences, prompt_length=ids.shape[1])
         return output if config.return_dict_in_generate else output.sequences
 
     def generate_many(
