@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 
@@ -95,6 +96,13 @@ class Eagle(Drafter):
             self._kv[:, :, : old.shape[2]] = old
         cos, sin = rotary_tables(capacity, s.head_dim, s.theta)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)
+
+    def clone(self) -> Eagle:
+        """Another over the same weights."""
+        twin = copy.copy(self)
+        twin._kv, twin._logits = torch.empty_like(self._kv), self._logits.clone()
+        twin.start(())
+        return twin
 
     def start(self, tokens: Sequence[int]) -> None:
         self._length = 0

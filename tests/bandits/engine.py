@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from metasd_bandits.policies.ucb import probabilities, select, update  # bound by specialise
 from metasd_bandits.borrow import borrow
+from metasd_bandits.policies.ucb import probabilities, select, update  # bound by specialise
 from metasd_bandits.state import view
 from metasd_bandits.stream import uniform
 
