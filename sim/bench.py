@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +120,10 @@ def pulls_per_second() -> dict[str, dict[str, float]]:
     jobs: dict[tuple[str, str], Callable[[], Any]] = {}
     arms = Bernoulli(MEANS)
     for name, written in POLICIES.items():
-        jobs["metasd", name] = lambda p=written: simulate_bandit(
-            arms, p, horizon=HORIZON, replications=REPLICATIONS
+        jobs["metasd", name] = partial(
+            simulate_bandit, arms, written, horizon=HORIZON, replications=REPLICATIONS
         )
-        jobs["bare numba loop", name] = lambda f=BARE[name]: f(HORIZON, REPLICATIONS, MEANS)
+        jobs["bare numba loop", name] = partial(BARE[name], HORIZON, REPLICATIONS, MEANS)
     for run in jobs.values():
         run()  # compile
     seen: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
