@@ -213,9 +213,10 @@ def show(console: Console, rates: dict[str, dict[str, Any]], single: dict[str, f
     bare = {n: rates["bare numba loop"][n] / rates["metasd"][n] for n in POLICIES}
     table.add_row("bare loop / metasd", *[f"{x:.2f}x" for x in bare.values()])
     peers = [rates[w] for w in rates if w not in ("metasd", "bare numba loop")]
-    best = {n: max((p[n] for p in peers if n in p), default=math.nan) for n in POLICIES}
-    gains = [rates["metasd"][n] / best[n] for n in POLICIES]
-    table.add_row("metasd / best library", *[f"{x:.0f}x" for x in gains])
+    if peers:
+        best = {n: max((p[n] for p in peers if n in p), default=math.nan) for n in POLICIES}
+        gains = [rates["metasd"][n] / best[n] for n in POLICIES]
+        table.add_row("metasd / best library", *[f"{x:.0f}x" for x in gains])
     console.print(table)
     other = Table(title="Speculative decoding: K = 5, N = 5, MetaSD-UCB, independent acceptance")
     other.add_column("")
