@@ -193,12 +193,13 @@ def _write_batches(
     fields += [(n, _arrow(dtype)) for n, dtype in SCALARS.items() if n != "arm"]
     fields += [(f"{n}.{arm}", _arrow(PER_ARM[n])) for n in per_arm for arm in header.arms]
     schema = pa.schema(fields).with_metadata({_KEY: header_to_json(header).encode()})
-    coded = [n for n, t in fields if t == _TEXT or t == pa.int64() or n == "block_efficiency"]
-    if header.reward in ("be", "tokens"):
-        coded += ["reward", *(f"rewards.{arm}" for arm in header.arms)]
     written = 0
     with pq.ParquetWriter(
-        path, schema, compression=compression, use_dictionary=coded, write_statistics=False
+        path,
+        schema,
+        compression=compression,
+        dictionary_pagesize_limit=2**18,  # few values are coded, continuous ones soon stored plain
+        write_statistics=False,
     ) as writer:
         for batch in reader.batches((*SCALARS, *PER_ARM)):
             late = [n for n in batch.per_arm if n not in per_arm]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from metasd_bandits import checks
 from metasd_bandits.carried import Carried
-from metasd_bandits.columns import Batch, Reader, open_trace
+from metasd_bandits.columns import Batch, Reader, ahead, open_trace
 from metasd_bandits.intervals import (
     ReplayError,
 )
@@ -156,7 +156,7 @@ def in_order(
 ) -> Iterator[tuple[Batch, NDArray[np.bool_]]]:
     """Batches, each with a flag at the first round of every query."""
     last = largest = -1
-    for batch in reader.batches(fields):
+    for batch in ahead(reader.batches(fields)):
         query = batch.query
         fell = query < np.concatenate(([last], query[:-1]))
         if fell.any() and not isinstance(policy, Carried):

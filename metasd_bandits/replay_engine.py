@@ -15,7 +15,7 @@ from metasd_bandits.policies.hedge import update, update_all  # bound by special
 from metasd_bandits.policies.ucb import select  # bound by specialise
 from metasd_bandits.state import view
 
-_LEAN: Any = {"_nrt": False}
+_LEAN: Any = {"_nrt": False, "nogil": True}
 
 
 @njit(cache=True, **_LEAN)

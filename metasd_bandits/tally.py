@@ -18,7 +18,7 @@ N, REWARD, TOKENS, STEPS, REACHED, ROUNDS_TO, STEPS_TO = range(COLUMNS)
 _QUERY, _TOKENS, _ROUNDS, _STEPS, _FEWEST = range(5)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _add_rounds(query, units, width, arms, rows, rewards, tokens, steps, B, run, sums, pulls):
     """Add rounds to their units; mark the round in which a query reaches B tokens.
 

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
-__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "draft_block", "drawn_block"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "DrafterUnavailableError",
+    "check_draft",
+    "draft_block",
+    "drawn_block",
+]
 
 
 class DrafterUnavailableError(RuntimeError):
@@ -73,7 +80,8 @@ class Drafter(ABC):
 
         By default a deep copy that shares the models among its attributes (and the target).
         """
-        shared = {id(v): v for v in vars(self).values() if isinstance(v, nn.Module)}
+        weights = (nn.Module, nn.Parameter)
+        shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -130,13 +138,18 @@ def draft_block(
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
     draft = drafter.propose(tokens, n, sampling) if n > 0 else Draft()
-    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
-    if draft.probs is not None and draft.tokens:
-        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, sampling.do_sample)
+    check_draft(draft, n, vocab_size, sampling.do_sample)
     elapsed = time.perf_counter() - begin
     if not 0.0 <= draft.switch_seconds <= elapsed:
         raise ValueError(f"switch_seconds={draft.switch_seconds} is no part of {elapsed:.3g} s")
     return draft, elapsed - draft.switch_seconds
+
+
+def check_draft(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
+    """Bring a draft to order, or refuse it by `ValueError`."""
+    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
+    if draft.probs is not None and draft.tokens:
+        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, drawn)
 
 
 def drawn_block(sampling: Sampling, n: int) -> Draft:

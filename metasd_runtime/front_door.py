@@ -34,7 +34,7 @@ from metasd_runtime.rows import Prompt, padding_token
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 
-__all__ = ["FrontDoor", "GenerateOutput"]
+__all__ = ["FrontDoor", "GenerateOutput", "behind", "unpadded"]
 
 # Arguments of `generate` and of models that this loop cannot honour, with the values that ask
 # for nothing.
@@ -108,6 +108,7 @@ class FrontDoor(ABC):
         pool: Sequence[str] | None = None,
         speculate: bool = True,
         shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -156,6 +157,7 @@ class FrontDoor(ABC):
                 pool,
                 speculate,
                 shadow,
+                draft_all,
                 trace,
                 query,
                 on_round,
@@ -163,7 +165,7 @@ class FrontDoor(ABC):
             streamer,
             prompt_streamed=True,
         )
-        sequences = _behind(input_ids, output, prompts, padding_token(config))
+        sequences = behind(input_ids, output, prompts, padding_token(config))
         return _hf_output(output, sequences) if config.return_dict_in_generate else sequences
 
 
@@ -215,6 +217,22 @@ def _prompts(asked: dict[str, Any], target: Target) -> list[Prompt]:
         mask = asked["model_kwargs"].get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
     mask = mask[:: len(mask) // len(ids)]  # generate repeats it for each return sequence
+    return unpadded(ids, mask, target)
+
+
+def unpadded(ids: Tensor, mask: Tensor, target: Target) -> list[Prompt]:
+    """The rows of a batch without the padding on their left.
+
+    Raises
+    ------
+    ConfigError
+        If the mask has another shape, or hides anything else.
+    """
+    if mask.shape != ids.shape:
+        raise checks.ConfigError(
+            f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; "
+            "give one flag for each token"
+        )
     prompts = []
     for row, (one, seen) in enumerate(zip(ids, mask.bool(), strict=True)):
         padding = int((~seen).sum())
@@ -227,7 +245,7 @@ def _prompts(asked: dict[str, Any], target: Target) -> list[Prompt]:
     return prompts
 
 
-def _behind(input_ids: Tensor, output: Output, prompts: Sequence[Prompt], pad: int) -> Tensor:
+def behind(input_ids: Tensor, output: Output, prompts: Sequence[Prompt], pad: int) -> Tensor:
     """The new tokens behind the batch as it was given, padding and all."""
     times = len(output.sequences) // len(prompts)
     rows = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter
 from metasd_runtime.drafters.capped import joint_arms
-from metasd_runtime.front_door import FrontDoor
+from metasd_runtime.front_door import FrontDoor, behind, unpadded
+from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
@@ -38,6 +40,9 @@ from metasd_runtime.rows import (
     settle_rows,
 )
 from metasd_runtime.target import Target
+
+if TYPE_CHECKING:
+    from metasd_runtime.many import Progress, RowOutput
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
@@ -68,6 +73,9 @@ class MetaSD(FrontDoor):
     shadow : bool
         Let every arm draft in every round, one of them being used, so that the trace carries
         every arm's reward (and `hedge` can learn). Slow; the output stays the same.
+    draft_all : bool
+        The static ensemble, a baseline: every drafter drafts in every round, all blocks are
+        verified and the longest is used; the policy chooses nothing.
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
 
@@ -90,6 +98,7 @@ class MetaSD(FrontDoor):
         draft_threshold: float = 0.0,
         scope: Scope = "query",
         shadow: bool = False,
+        draft_all: bool = False,
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
@@ -99,8 +108,9 @@ class MetaSD(FrontDoor):
         self.draft_threshold = checks.number(
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
-        self.shadow = shadow
-        self.router = Router(pool, policy, reward, draft_length, scope)
+        self.shadow, self.draft_all = shadow, draft_all
+        chosen = policy_by_name(policy, tokenizer)
+        self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
@@ -148,6 +158,7 @@ class MetaSD(FrontDoor):
         pool: Sequence[str] | None = None,
         speculate: bool = True,
         shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -157,8 +168,10 @@ class MetaSD(FrontDoor):
 
         Parameters
         ----------
-        input_ids : (1, length) or (length,)
-            The prompt.
+        input_ids : (rows, length) or (length,)
+            The prompt, or several, decoded together: each row with its own drafter and policy.
+        attention_mask : (rows, length), optional
+            0 where a row is padded on the left.
         generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, \
 streamer, tokenizer
             As in `transformers`; so are ``max_new_tokens``, ``do_sample``, ``temperature``,
@@ -171,7 +184,7 @@ streamer, tokenizer
             Have the `Output` carry the target's log-probability of each emitted token.
         seed : int, optional
             Of the sampling and the policy; drawn from torch's generator where it is not given.
-        draft_length, draft_threshold, policy, shadow : optional
+        draft_length, draft_threshold, policy, shadow, draft_all : optional
             For this call instead of the session's. A call with a policy or a pool of its own
             neither uses nor changes what the session's policy carries.
         pool : sequence of str, optional
@@ -197,7 +210,12 @@ streamer, tokenizer
         Interrupted
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
-        tokens = prompt_tokens(input_ids, attention_mask, self.target)
+        ids = torch.as_tensor(input_ids)
+        if ids.dim() == 2 and (len(ids) > 1 or (attention_mask is not None and ids.numel())):
+            mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+            prompts = unpadded(ids, torch.as_tensor(mask), self.target)
+        else:
+            prompts = [Prompt(prompt_tokens(ids, attention_mask, self.target))]
         if return_dict_in_generate is not None:
             settings["return_dict_in_generate"] = return_dict_in_generate
         call = functools.partial(
@@ -211,7 +229,7 @@ streamer, tokenizer
             settings=settings,
         )
         output, config = self._answer(
-            [Prompt(tokens)],
+            prompts,
             call,
             CallOptions(
                 output_logprobs,
@@ -222,13 +240,84 @@ streamer, tokenizer
                 pool,
                 speculate,
                 shadow,
+                draft_all,
                 trace,
                 query,
                 on_round,
             ),
             streamer,
         )
+        if len(prompts) > 1 or prompts[0].padding:
+            sequences = behind(ids, output, prompts, padding_token(config))
+            output = replace(output, sequences=sequences, prompt_length=ids.shape[1])
         return output if config.return_dict_in_generate else output.sequences
+
+    def generate_many(
+        self,
+        prompts: Iterable[Any],
+        *,
+        max_batch: int = 8,
+        order: Literal["input", "completed"] = "input",
+        mode: Literal["homogeneous", "heterogeneous"] = "homogeneous",
+        seed: int | None = None,
+        progress: bool | Callable[[Progress], None] = False,
+        trace: str | Path | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        **settings: Any,
+    ) -> Iterator[RowOutput]:
+        """Decode many prompts, several at a time: one joins when another has ended.
+
+        Parameters
+        ----------
+        prompts : iterable
+            Each a list of ids, a tensor of shape (length,) or (1, length), a text (where there
+            is a tokenizer), or a mapping with ``input_ids`` and whatever is this prompt's own:
+            ``seed``, ``query`` (its name in the trace), ``max_new_tokens``,
+            ``stopping_criteria`` and any other of the `settings`. Drawn from as slots come free.
+        max_batch : int, default 8
+            Most rows at a time.
+        order : {"input", "completed"}
+            Results in the order of the prompts (those that end early are held), or as they end.
+        mode : {"homogeneous", "heterogeneous"}
+            One drafter a round for all rows, from whose rounds one policy learns; or each row
+            its own drafter and policy.
+        seed : int, optional
+            Each row's own is derived from it and the row's number; drawn from torch's generator
+            where it is not given.
+        progress : bool or callable
+            A bar, or a function that is given a `metasd_runtime.many.Progress` after each round.
+        trace, on_round
+            As for `generate`; the rows' rounds are interleaved, told apart by their query.
+        **settings
+            As for `generate`, for every prompt.
+
+        Yields
+        ------
+        RowOutput
+            An `Output`, with the prompt's ``index`` and the row's ``seed``.
+
+        Raises
+        ------
+        ConfigError
+            For a model or an argument that cannot work, when called; for a prompt that cannot be
+            decoded, after those before it have been handed over.
+        InterruptedMany
+            On Ctrl-C, with what was made so far.
+        """
+        from metasd_runtime.many import generate_many  # it builds on this module
+
+        return generate_many(
+            self,
+            prompts,
+            max_batch=max_batch,
+            order=order,
+            mode=mode,
+            seed=seed,
+            progress=progress,
+            trace=trace,
+            on_round=on_round,
+            **settings,
+        )
 
     def _answer(
         self,
@@ -240,7 +329,7 @@ streamer, tokenizer
     ) -> tuple[Output, GenerationConfig]:
         """Settle and decode the rows of a call, one after another."""
         try:
-            router = router_for(self.router, options)
+            router = router_for(self.router, options, self.tokenizer)
             seed = options.settled_seed()
             settled = settle_rows(prompts, settle_row, seed)
             config = settled[0].config
@@ -274,6 +363,7 @@ streamer, tokenizer
         name = options.query if options.query is not None else str(self._queries)
         self._queries += 1
         threshold = options.threshold(self.draft_threshold)
+        shadow, draft_all = options.modes(self.shadow, self.draft_all)
         queries = []
         for row, (prompt, one) in enumerate(zip(prompts, settled, strict=True)):
             one.sampling.draft_threshold = threshold
@@ -285,7 +375,8 @@ streamer, tokenizer
                 seed + row,
                 plain_step=self._plain_step,
                 kept=keep_scores(one, len(prompt.tokens), options.output_logprobs),
-                shadow=self.shadow if options.shadow is None else options.shadow,
+                shadow=shadow,
+                draft_all=draft_all,
             )
             query.on_round = options.on_round
             queries.append(query)

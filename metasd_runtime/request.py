@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
-from metasd_bandits import Round, Trace, TraceHeader, TraceWriter
+from metasd_bandits import Round, Trace, TraceHeader, TraceWriter, checks
+from metasd_runtime.batch import Batch
 from metasd_runtime.decoder import Query, decode
+from metasd_runtime.draft_all import decode_all
 from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
+from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
@@ -20,9 +23,11 @@ from metasd_runtime.target import Target
 
 __all__ = ["Request", "let_go"]
 
+_MOST_ROWS = 16
+
 
 class Request:
-    """Rows decoded one after another, and what came of them.
+    """Rows decoded, together where the model can, and what came of them.
 
     Parameters
     ----------
@@ -70,14 +75,18 @@ class Request:
         forwards = self.target.forwards
         begin = time.perf_counter()
         with self._open():
-            for done, row in enumerate(self.rows):
-                try:
-                    self._decode(row)
-                except KeyboardInterrupt:
-                    row.finish = Finish.INTERRUPTED
-                    seconds = time.perf_counter() - begin
-                    output = self._output(self.rows[: done + 1], seconds, forwards)
-                    raise Interrupted(output) from None
+            try:
+                if self._together():
+                    self._decode_together()
+                else:
+                    for row in self.rows:
+                        self._decode(row)
+            except KeyboardInterrupt:
+                begun = [row for row in self.rows if row.prefill_seconds or row is self.rows[0]]
+                for row in begun:
+                    row.finish = row.finish or Finish.INTERRUPTED
+                output = self._output(begun, time.perf_counter() - begin, forwards)
+                raise Interrupted(output) from None
         return self._output(self.rows, time.perf_counter() - begin, forwards)
 
     @contextmanager
@@ -93,9 +102,39 @@ class Request:
             if self.streamer is not None:
                 self.streamer.end()
 
+    def _together(self) -> bool:
+        """Whether the rows can be decoded in one batch; one after another, where they cannot."""
+        if len(self.rows) == 1 or any(row.shadow for row in self.rows):
+            return False
+        try:
+            refuse_ragged(self.target.model)
+        except checks.ConfigError:
+            return False
+        return True
+
+    def _decode_together(self) -> None:
+        """Every row with its own drafter and policy, so that it is what it would be alone."""
+        batch = Batch(
+            self.target,
+            self.router,
+            min(len(self.rows), _MOST_ROWS),
+            "heterogeneous",
+            self.rows[0].seed,
+        )
+        try:
+            for row, round_, _ in batch.decode(self.rows):
+                self._rounds.append(round_)
+                if self._writer is not None:
+                    self._writer.write(round_)
+                if row.query.finish is not None:
+                    self._bandit_seconds += row.router.bandit_seconds
+        finally:
+            self.target.forwards += batch.model.forwards
+
     def _decode(self, row: Query) -> None:
         try:
-            for round_, emitted in decode(row, self.target, self.router):
+            decoding = decode_all if row.draft_all else decode
+            for round_, emitted in decoding(row, self.target, self.router):
                 self._rounds.append(round_)
                 if self._writer is not None:
                     self._writer.write(round_)
@@ -115,8 +154,7 @@ class Request:
             target_forwards=self.target.forwards - forwards,
         )
         finishes = tuple(row.finish for row in rows if row.finish is not None)
-        kept = [row.kept for row in rows if row.kept is not None]
-        scores: dict[str, Any] = stack_scores(kept) if kept else {}
+        scores: dict[str, Any] = stack_scores([row.kept for row in rows])
         return Output(
             pad_rows([row.tokens for row in rows], self._pad, self.target.device),
             Trace(self.header, self._rounds),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import operator
 import time
@@ -18,8 +20,9 @@ from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_re
 from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.prompt_policy import PromptPolicy
 
-__all__ = ["Router", "Scope"]
+__all__ = ["Router", "Scope", "twin"]
 
 Scope = Literal["query", "carried"]
 
@@ -86,6 +89,7 @@ class Router:
         self.needs_features = tuple(sorted(asked))
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
+        self._begins = True
 
     def start(self, tokens: Sequence[int], seed: int, features: Tensor | None = None) -> None:
         """A query begins: every drafter is welcome again, and the policy forgets if it should.
@@ -94,8 +98,11 @@ class Router:
         """
         self.disabled = {}
         self.bandit_seconds = 0.0
-        if self.n_competing:
+        if self.n_competing and self._begins:
             self.policy.begin(self.n_competing, seed=seed)
+            inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
+            if isinstance(inner, PromptPolicy):
+                inner.read(tokens, self.arms[: self.n_competing])
         for base, arms in self._groups:
             try:
                 base.start(tokens)
@@ -103,6 +110,43 @@ class Router:
                     base.commit(tokens, self._share(base, features))
             except Exception as error:
                 self._disable_all(arms, error)
+
+    @property
+    def bases(self) -> list[Drafter]:
+        """The drafters with a state of their own; joint arms share one."""
+        return [base for base, _ in self._groups]
+
+    @property
+    def carries(self) -> bool:
+        """Whether the policy keeps what it learns from query to query."""
+        return isinstance(self.policy, Carried)
+
+    def share(self, seed: int) -> Policy:
+        """A policy that the rows of a batch learn together, begun for them.
+
+        The router's own where it is carried across queries; else another of its kind, so that
+        calls in between leave it alone.
+        """
+        policy = self.policy if self.carries else twin(self.policy)
+        if self.n_competing:
+            policy.begin(self.n_competing, seed=seed)
+        return policy
+
+    def for_row(self, drafters: Sequence[Drafter], shared: Policy | None = None) -> Router:
+        """The same arms over one row's own drafters.
+
+        Parameters
+        ----------
+        shared : Policy, optional
+            A policy that all rows learn together, which no row begins. Without it the row has
+            one of its own.
+        """
+        row = copy.copy(self)
+        row.drafters, row.disabled = list(drafters), {}
+        row._groups = _by_base(row.drafters)
+        row.policy = twin(self.policy) if shared is None else shared
+        row._begins = shared is None
+        return row
 
     def disable(self, arm: int, error: Exception) -> None:
         """Leave an arm out for the rest of the query, with a warning; decoding goes on."""
@@ -188,6 +232,13 @@ class Router:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def twin(policy: Policy) -> Policy:
+    """Another policy of the same kind and hyperparameters; reset it before use."""
+    if dataclasses.is_dataclass(policy) and not isinstance(policy, type):
+        return dataclasses.replace(policy)
+    return copy.deepcopy(policy)
 
 
 def _by_base(drafters: Sequence[Drafter]) -> list[tuple[Drafter, list[int]]]:

@@ -90,7 +90,7 @@ class EagleShape:
             "gate": (inner, H),
             "up": (inner, H),
             "down": (H, inner),
-            **{name: (H,) for name in NORMS},
+            **dict.fromkeys(NORMS, (H,)),
         }
 
 

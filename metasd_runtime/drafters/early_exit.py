@@ -37,8 +37,8 @@ class EarlyExit(Drafter):
         self.layers = checks.integer("early-exit layers", layers, 1, n_layers - 1)
         self.name = f"early-exit:{layers}"
         self._target = target
-        shallow = _first_layers(target.model, layers)
-        self._exit = CachedModel(shallow, target.layers[:layers])
+        self.model = _first_layers(target.model, layers)
+        self._exit = CachedModel(self.model, target.layers[:layers])
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
         limit = self._exit.max_length

@@ -16,9 +16,10 @@ from metasd_bandits.specialise import specialise
 from metasd_bandits.state import named_views
 from metasd_bandits.stream import make_stream
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 import engine
+
+HERE = Path(__file__).parent
 
 NAMES = [
     *sorted(POLICIES),

@@ -57,6 +57,10 @@ def test_evaluate_says_what_the_library_says(folder):
     values = {e["quantity"]: e["value"] for e in found["estimates"]}
     assert values == {q: e.value for q, e in direct.estimates.items()}
     assert found["shares"]["drafter-2"] == direct.shares[2]
+    words = ("evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "15", "--regret")
+    regret = [e for e in answer(folder, *words)["estimates"] if e["quantity"].startswith("regret")]
+    assert [e["quantity"].split()[2] for e in regret] == ["rounds", "steps"]
+    assert 0 < regret[0]["low"] < regret[0]["value"]
     for method in ("ips", "snips", "clipped-ips", "dr"):
         found = answer(folder, "evaluate", "logged.jsonl", "drafter-1", "--method", method)
         assert {e["method"] for e in found["estimates"]} == {method}
@@ -145,6 +149,7 @@ MISTAKES = [
     (("evaluate", "full.parquet", "ucb", "--method", "full", "--scope", "no"), "unknown scope"),
     (("evaluate", "full.parquet", "ucb", "--method", "full", "--level", "2"), "level=2"),
     (("evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "0"), "tokens=0"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--regret"), "needs"),
     (("compare", "full.parquet", "ucb"), "two policies or more"),
     (("convert", "full.parquet", "x.csv"), ".parquet or .jsonl"),
     (("convert", "note.txt", "x.parquet", "--from", "obd"), "lacks the column"),

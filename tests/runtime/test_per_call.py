@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from enumeration import TableDrafter, TableTarget, deviation, every_outcome, own_law
+from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits import Policy, Round, read_trace
 from metasd_bandits.checks import ConfigError
@@ -22,13 +23,13 @@ from metasd_runtime.sampling import Sampling
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Stopping
 
-PROMPT = [3, 7, 3, 7, 3, 9, 1, 3, 7]
+PROMPT = [5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]
 EXACT = 1e-12
 
 
 @pytest.fixture(scope="module")
-def model(tiny_llama):
-    return tiny_llama(seed=5, vocab=26, layers=3, sharpness=12.0)
+def model():
+    return build(*ATTENTION["granite"])
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def plain(model):
     return out[0].tolist()
 
 
-def lm(tiny_llama, name="lm"):
-    return LanguageModel(tiny_llama(seed=6, vocab=26, layers=1, sharpness=12.0), 26, name=name)
+def lm(name="lm"):
+    return LanguageModel(small_lm(), VOCAB, name=name)
 
 
 def generate(metasd, **arguments):
@@ -206,10 +207,8 @@ def test_joint_arms_are_lossless():
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.9])
-def test_confidence_shortens_drafts_and_changes_no_greedy_token(
-    model, plain, tiny_llama, threshold
-):
-    metasd = MetaSD(model, drafters=[lm(tiny_llama)], reward="bd", draft_length=6)
+def test_confidence_shortens_drafts_and_changes_no_greedy_token(model, plain, threshold):
+    metasd = MetaSD(model, drafters=[lm()], reward="bd", draft_length=6)
     full = generate(metasd)
     short = generate(metasd, draft_threshold=threshold)
     assert short.sequences[0].tolist() == plain
@@ -218,7 +217,7 @@ def test_confidence_shortens_drafts_and_changes_no_greedy_token(
     assert all(r.drafted >= 1 for r in short.trace if r.emitted > 1)
 
 
-def test_joint_arms_share_one_drafter(model, plain, tiny_llama):
+def test_joint_arms_share_one_drafter(model, plain):
     """One start and one commit for all its arms, and the cache is right under every length."""
 
     class Counted(LanguageModel):
@@ -232,7 +231,7 @@ def test_joint_arms_share_one_drafter(model, plain, tiny_llama):
             self.calls.append("commit")
             super().commit(tokens, features)
 
-    counted = Counted(model, 26, name="twin")
+    counted = Counted(model, VOCAB, name="twin")
     metasd = MetaSD(model, drafters=[counted, Suffix()], reward="be", draft_length=[1, 3, 6])
     assert metasd.router.arms[:3] == ("twin@1", "twin@3", "twin@6")
     out = generate(metasd, policy="round-robin", max_new_tokens=60)
@@ -254,9 +253,9 @@ def test_joint_arms_that_make_no_sense_are_refused(model):
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("policy", ["ucb", "uniform", "exp3"])
-def test_shadow_drafts_never_change_the_output(model, tiny_llama, policy, do_sample):
+def test_shadow_drafts_never_change_the_output(model, policy, do_sample):
     def outcome(shadow):
-        pool = ["prompt-lookup", lm(tiny_llama), "early-exit:2", "none"]
+        pool = ["prompt-lookup", lm(), "early-exit:2", "none"]
         metasd = MetaSD(model, drafters=pool, policy=policy, reward="bd", shadow=shadow)
         return generate(metasd, do_sample=do_sample)
 
@@ -271,9 +270,9 @@ def test_shadow_drafts_never_change_the_output(model, tiny_llama, policy, do_sam
         assert r.tokens[3] == 1
 
 
-def test_greedy_shadow_rewards_are_those_of_using_the_arm(model, tiny_llama):
+def test_greedy_shadow_rewards_are_those_of_using_the_arm(model):
     """At the first round nothing has been learned, so each arm's own decode tells its reward."""
-    pool = ["prompt-lookup", "early-exit:2", lm(tiny_llama)]
+    pool = ["prompt-lookup", "early-exit:2", lm()]
     metasd = MetaSD(model, drafters=pool, policy="fixed", reward="bd")
     first = next(iter(generate(metasd, shadow=True).trace))
     for arm in range(3):
@@ -291,8 +290,8 @@ def test_a_policy_that_learns_from_shadows_stays_lossless():
     assert deviation(found, own_law(target, [0, 1], 2)) < EXACT
 
 
-def test_hedge_learns_from_shadow_rounds(model, tiny_llama, tmp_path):
-    pool = ["prompt-lookup", lm(tiny_llama), LanguageModel(model, 26, name="twin")]
+def test_hedge_learns_from_shadow_rounds(model, tmp_path):
+    pool = ["prompt-lookup", lm(), LanguageModel(model, VOCAB, name="twin")]
     metasd = MetaSD(model, drafters=pool, policy="hedge:scale=2", reward="bd", shadow=True)
     out = generate(metasd, max_new_tokens=80, trace=tmp_path / "t.jsonl")
     assert [r.rewards for r in read_trace(tmp_path / "t.jsonl")] == [r.rewards for r in out.trace]
