@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -47,6 +48,10 @@ class DraftHead:
         self._rows, self._scales = weight, scale
         self._prompt: list[int] | None = None
         self.start([])
+
+    def clone(self) -> DraftHead:
+        """Another over the same rows, for another query."""
+        return copy.copy(self)
 
     def start(self, prompt: Sequence[int]) -> None:
         """A query begins with this prompt."""

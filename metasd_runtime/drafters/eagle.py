@@ -101,6 +101,7 @@ class Eagle(Drafter):
     def clone(self) -> Eagle:
         """Another over the same weights."""
         twin = copy.copy(self)
+        twin._head = self._head.clone()  # another prompt, other tokens
         twin._kv, twin._logits = torch.empty_like(self._kv), self._logits.clone()
         twin.start(())
         return twin

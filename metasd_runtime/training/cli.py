@@ -14,7 +14,7 @@ from metasd_runtime.models import ModelError, load_target
 from metasd_runtime.training.config import read_config
 from metasd_runtime.training.learn import TrainingError
 
-__all__ = ["app", "train"]
+__all__ = ["app", "show_pool", "train"]
 
 app = typer.Typer(add_completion=False)
 
@@ -53,6 +53,39 @@ def train(
     write_matrix(made.matrix, out / "matrix.csv")
     heat_map(made.matrix, out / "matrix.png")
     console.print(f"the pool is in {out}; use it with --pool {out} ({out / 'work'} can go)")
+
+
+@app.command("pool")
+def show_pool(
+    pool: Annotated[
+        str, typer.Argument(help="A pool's folder, or the name of a target with a ready pool.")
+    ] = "smollm2-135m",
+) -> None:
+    """Show a pool: its drafters, and how well each drafts each domain's held-out answers."""
+    from metasd_runtime.pool import PoolError, read_manifest, ready_pool
+    from metasd_runtime.training.evaluate import Acceptance
+    from metasd_runtime.training.report import matrix_table
+
+    try:
+        manifest = read_manifest(ready_pool(pool) or pool)
+    except PoolError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    console = Console()
+    console.print(f"a pool for {manifest['target']['name']}, trained on the target's answers to")
+    for domain, data in manifest["training"]["data"].items():
+        console.print(
+            f"  {domain}: {data['texts']} prompts, {data['tokens']} tokens; "
+            f"{data['held_out']} prompts held out"
+        )
+    console.print(
+        matrix_table(
+            {
+                drafter["name"]: {d: Acceptance(**m) for d, m in drafter["metrics"].items()}
+                for drafter in manifest["drafters"]
+            }
+        )
+    )
 
 
 class _Bars:

@@ -62,6 +62,24 @@ def test_a_prompt_of_one_token_has_nothing_to_read_yet(model: Any) -> None:
     assert torch.equal(metasd.generate(torch.tensor([[3]]), max_new_tokens=20), plain)
 
 
+def test_rows_of_a_batch_draft_from_their_own_prompts(model: Any) -> None:
+    target = Target(model)
+    drafters = [new_drafter(model, target), new_drafter(model, target, 1)]
+    metasd = MetaSD(model, drafters=drafters, reward="bd")
+    draws = torch.Generator().manual_seed(4)
+    ids = torch.randint(0, 48, (3, 8), generator=draws)
+    plain = model.generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert torch.equal(metasd.generate(ids, max_new_tokens=30, pad_token_id=0), plain)
+    text = ids[0].tolist()
+    twin = drafters[0].clone()
+    for drafter, prompt in ((drafters[0], text), (twin, ids[1].tolist())):
+        drafter.start(prompt)
+        drafter.commit(prompt, features_of(model, prompt)[:-1])
+    drafted = drafters[0].propose(text, 3, Sampling()).probs
+    assert drafted is not None
+    assert set(drafted[0].nonzero()[:, 0].tolist()) == {*VOCABULARY.tolist(), *text}
+
+
 def features_of(model: Any, tokens: list[int], layers: Any = LAYERS) -> Tensor:
     states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     return torch.cat([states[layer][0] for layer in layers], -1)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from metasd_bandits.checks import ConfigError
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.pool import load_pool, read_manifest
 from metasd_runtime.target import Target
+from metasd_runtime.training import cli
 from metasd_runtime.training.answers import Answerer, answer_all, read_answers
 from metasd_runtime.training.config import read_config
 from metasd_runtime.training.corpus import Text
@@ -233,3 +235,24 @@ def test_greedy_rounds_are_counted_as_decoding_goes() -> None:
 
 def test_texts_know_their_answers() -> None:
     assert Text([1, 2, 3], 2, Path("x"), 0).tokens[-2:] == [2, 3]
+
+
+def test_the_commands(folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "load_target", lambda *args, **options: loaded)
+    run = CliRunner()
+    out = folder / "out"
+    done = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert (out / "matrix.csv").exists()
+    assert (out / "matrix.png").exists()
+    shown = run.invoke(cli.app, ["pool", str(out)])
+    assert shown.exit_code == 0
+    assert "eagle-ofa" in shown.output
+    assert "3 prompts held out" in shown.output
+    (folder / "pool.toml").write_text("[domains]\n")
+    failed = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
+    assert failed.exit_code == 1
+    assert "there are no domains" in failed.output
+    missing = run.invoke(cli.app, ["pool", str(folder / "nothing")])
+    assert missing.exit_code == 1
+    assert "is no pool of drafters" in missing.output
