@@ -25,11 +25,8 @@ def economize_lookup(model: Any, device: str) -> Run:
     fast = economize.apply(model, LookupConfig(), decoding=economize.DecodeConfig(cycle_length=6))
 
     def run(rows: list[list[int]], new: int) -> int:
-        width = max(map(len, rows))
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
-        out = fast.generate(ids, attention_mask=mask, max_new_tokens=new, eos_token_id=None)
-        return len(rows) * (out.shape[1] - width)
+        prompts = [torch.tensor(row, device=device) for row in rows]
+        return sum(len(result.tokens) for result in fast.decode_batch(prompts, new))
 
     return run
 
@@ -48,7 +45,7 @@ def flashspec_lookup(model: Any, device: str) -> Run:
             dtype=str(model.dtype).removeprefix("torch."),
             drafter_strategy="bandit",
             bandit=flashspec.BanditConfig(n_arms=1),
-            sampling=flashspec.SamplingConfig(variant="greedy", gamma=5),
+            sampling=flashspec.SamplingConfig(variant="greedy", temperature=0.0, gamma=5),
         ),
         [NgramDrafter()],
         TargetModel("target", place, model.dtype, model=model),
