@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -250,12 +251,18 @@ def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor
     return scores, verify(draft, scores, len(query.tokens), query.sampling)
 
 
+_measured: weakref.WeakKeyDictionary[object, dict[int, float]] = weakref.WeakKeyDictionary()
+
+
 class _PlainSteps:
-    """Seconds of a plain step over some rows: measured where there are most, and for one."""
+    """Seconds of a plain step over some rows: measured where there are most, and for one.
+
+    Once for each model and size.
+    """
 
     def __init__(self, model: RaggedModel, repeats: int = 3) -> None:
         self._model, self._repeats = model, repeats
-        self._measured: dict[int, float] = {}
+        self._measured = _measured.setdefault(model.model, {})
 
     def seconds(self, rows: Sequence[BatchRow]) -> float:
         """Interpolated between the sizes that were measured; the caches stay as they are."""

@@ -15,6 +15,7 @@ from metasd_bandits import ConfigError
 from metasd_bandits.trace import TraceError
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.models_cli import app as models_app
+from metasd_runtime.router_cli import train_router_command
 
 __all__ = ["app", "main"]
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Speculative decoding in which a bandit learns, round by round, which drafter to use.",
 )
 app.add_typer(models_app, name="models")
+app.command("train-router")(train_router_command)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
@@ -40,7 +42,12 @@ def generate(
         "prompt-lookup,suffix,early-exit,none"
     ),
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
-    draft_length: Annotated[int, typer.Option(help="most tokens drafted in a round")] = 5,
+    draft_length: Annotated[
+        str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")
+    ] = "5",
+    draft_threshold: Annotated[
+        float, typer.Option(help="stop drafting where the drafter's confidence falls below this")
+    ] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens to emit")] = 256,
     temperature: Annotated[float, typer.Option(help="0 decodes greedily")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest tokens")] = None,
@@ -51,6 +58,12 @@ def generate(
     seed: Annotated[int, typer.Option(help="of the sampling and of the policy")] = 0,
     raw: Annotated[bool, typer.Option(help="no chat template around the prompt")] = False,
     trace: Annotated[Path | None, typer.Option(help="append the rounds to this file")] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="let every arm draft, one is used: a full trace; slow")
+    ] = False,
+    draft_all: Annotated[
+        bool, typer.Option("--draft-all", help="no bandit: all draft, the longest is used; slow")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     dtype: DTYPE = None,
     device: DEVICE = None,
@@ -68,7 +81,10 @@ def generate(
         drafters=[name.strip() for name in drafters.split(",") if name.strip()],
         policy=policy,
         reward=reward,
-        draft_length=draft_length,
+        draft_length=_lengths(draft_length),
+        draft_threshold=draft_threshold,
+        shadow=shadow,
+        draft_all=draft_all,
     )
     tokenizer = metasd.tokenizer
     assert tokenizer is not None
@@ -120,6 +136,17 @@ def demo(
     from metasd_runtime.demo import run
 
     run(out, max_new_tokens, dtype, device)
+
+
+def _lengths(text: str) -> int | list[int]:
+    """One draft length, or several to choose from."""
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"draft_length={text!r} is no whole number; give one, or several as in 2,4,8"
+        ) from None
+    return lengths[0] if len(lengths) == 1 else lengths
 
 
 def _as_dict(output: Any, text: str) -> dict[str, Any]:

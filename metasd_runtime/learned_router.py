@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from metasd_bandits import Policy, Trace, checks
 from metasd_runtime.prompt_policy import PromptPolicy
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["LearnedRouter", "best_arms", "load_classifier", "policy_by_name", "train_router"]
 

@@ -114,6 +114,9 @@ def generate_many(
     if isinstance(prompts, str | Mapping):
         raise ConfigError("prompts is one prompt; give an iterable of them, such as [prompt]")
     refuse_ragged(metasd.target.model)
+    for name in ("shadow", "draft_all"):
+        if getattr(metasd, name):
+            raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
     seed = int(torch.randint(2**62, (1,))) if seed is None else seed
     batch = Batch(metasd.target, metasd.router, max_batch, mode, seed)
     total = len(prompts) if isinstance(prompts, Sized) else None

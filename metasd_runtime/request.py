@@ -85,9 +85,18 @@ class Request:
                 begun = [row for row in self.rows if row.prefill_seconds or row is self.rows[0]]
                 for row in begun:
                     row.finish = row.finish or Finish.INTERRUPTED
+                    self._forget_cut_round(row)
                 output = self._output(begun, time.perf_counter() - begin, forwards)
                 raise Interrupted(output) from None
         return self._output(self.rows, time.perf_counter() - begin, forwards)
+
+    def _forget_cut_round(self, row: Query) -> None:
+        """A round cut short counts nowhere: not in the trace or the stream, so not in the text."""
+        told = sum(round_.emitted for round_ in self._rounds if round_.query == row.name)
+        prompt = self._prompts[[r is row for r in self.rows].index(True)]
+        del row.tokens[prompt + told :]
+        if row.kept is not None:
+            row.kept.cut(told)
 
     @contextmanager
     def _open(self) -> Iterator[None]:

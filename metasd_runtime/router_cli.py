@@ -1,4 +1,7 @@
-"""``metasd train-router``: a classifier that picks the drafter from the prompt."""
+"""``metasd train-router``: a classifier that picks the drafter from the prompt.
+
+What is slow to import is imported where it is used, so that ``metasd --help`` stays quick.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import typer
 from rich.console import Console
 
 from metasd_bandits import checks, read_trace
-from metasd_runtime.learned_router import best_arms, train_router
 
 __all__ = ["train_router_command"]
 
@@ -57,6 +59,8 @@ def train_router_command(
 
 
 def _examples(path: Path, traces: list[Path]) -> tuple[list[str], list[str]]:
+    from metasd_runtime.learned_router import best_arms
+
     best = best_arms([read_trace(trace) for trace in traces])
     texts, drafters = [], []
     with path.open(encoding="utf-8") as file:
@@ -89,6 +93,8 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
 def _train(texts: list[str], drafters: list[str], output: Path, seed: int) -> dict[str, Any]:
     import joblib
 
+    from metasd_runtime.learned_router import train_router
+
     router = train_router(texts, drafters, seed)
     beside = output.with_name(f".{output.name}.tmp")
     joblib.dump(router, beside)
@@ -108,6 +114,8 @@ def _held_out(texts: list[str], drafters: list[str], fewest: int, seed: int) -> 
     if fewest < 2:
         return None
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    from metasd_runtime.learned_router import train_router
 
     folds = StratifiedKFold(min(5, fewest), shuffle=True, random_state=seed)
     model = train_router(texts, drafters, seed)

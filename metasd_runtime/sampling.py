@@ -24,7 +24,8 @@ from metasd_runtime.randomness import Purpose, lane_seed, uniform
 
 __all__ = ["Sampling", "draw"]
 
-# These look at the scores alone, so a block's positions can go through them together.
+# These look at the scores alone, so a block's positions can go through them together. (Just these:
+# a subclass may look at the text as well.)
 _PREFIX_FREE = (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -102,7 +103,7 @@ class Sampling:
         self._block = 0
         self.drawn: list[tuple[int, Tensor]] = []
         self._drafters = LogitsProcessorList(
-            p for p in self.processors if isinstance(p, _DRAFTERS_TOO)
+            p for p in self.processors if type(p) in _DRAFTERS_TOO
         )
 
     def begin_block(self, position: int) -> None:
@@ -192,7 +193,7 @@ def _process(
     ids = torch.tensor([[*tokens, *draft]], device=logits.device)
     scores = logits
     for processor in processors:
-        if isinstance(processor, _PREFIX_FREE):
+        if type(processor) in _PREFIX_FREE:
             scores = processor(ids, scores)  # type: ignore[arg-type]
         else:
             rows = [

@@ -67,6 +67,11 @@ class Scores:
             self.raw_logprobs += _of(emitted, logits)
         self._block = None
 
+    def cut(self, n: int) -> None:
+        """Forget all behind the first n emitted tokens."""
+        del self.scores[n:], self.logits[n:], self.logprobs[n:], self.raw_logprobs[n:]
+        self._block = None
+
     def so_far(self, length: int) -> tuple[Tensor, ...] | None:
         """The processed scores of the text's new tokens up to `length`, each (1, vocabulary)."""
         if not self._wanted[0]:

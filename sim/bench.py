@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +120,10 @@ def pulls_per_second() -> dict[str, dict[str, float]]:
     jobs: dict[tuple[str, str], Callable[[], Any]] = {}
     arms = Bernoulli(MEANS)
     for name, written in POLICIES.items():
-        jobs["metasd", name] = lambda p=written: simulate_bandit(
-            arms, p, horizon=HORIZON, replications=REPLICATIONS
+        jobs["metasd", name] = partial(
+            simulate_bandit, arms, written, horizon=HORIZON, replications=REPLICATIONS
         )
-        jobs["bare numba loop", name] = lambda f=BARE[name]: f(HORIZON, REPLICATIONS, MEANS)
+        jobs["bare numba loop", name] = partial(BARE[name], HORIZON, REPLICATIONS, MEANS)
     for run in jobs.values():
         run()  # compile
     seen: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
@@ -212,9 +213,10 @@ def show(console: Console, rates: dict[str, dict[str, Any]], single: dict[str, f
     bare = {n: rates["bare numba loop"][n] / rates["metasd"][n] for n in POLICIES}
     table.add_row("bare loop / metasd", *[f"{x:.2f}x" for x in bare.values()])
     peers = [rates[w] for w in rates if w not in ("metasd", "bare numba loop")]
-    best = {n: max((p[n] for p in peers if n in p), default=math.nan) for n in POLICIES}
-    gains = [rates["metasd"][n] / best[n] for n in POLICIES]
-    table.add_row("metasd / best library", *[f"{x:.0f}x" for x in gains])
+    if peers:
+        best = {n: max((p[n] for p in peers if n in p), default=math.nan) for n in POLICIES}
+        gains = [rates["metasd"][n] / best[n] for n in POLICIES]
+        table.add_row("metasd / best library", *[f"{x:.0f}x" for x in gains])
     console.print(table)
     other = Table(title="Speculative decoding: K = 5, N = 5, MetaSD-UCB, independent acceptance")
     other.add_column("")

@@ -27,6 +27,8 @@ from sim.studies.fit import fit
 from sim.studies.regret import regret_study
 from sim.studies.reproduce import check_numbers
 from sim.studies.reproduce import reproduce as reproduction
+from sim.studies.verify import CLAIMS
+from sim.studies.verify import verify as verification
 
 __all__ = ["app", "main"]
 
@@ -250,6 +252,25 @@ def what_if(
         seed=seed,
         jobs=workers(jobs, backend, scheduler),
     )
+    present(report, as_json, None)
+
+
+@app.command()
+@plainly
+def verify(
+    only: Annotated[str | None, typer.Option(help="One group: " + ", ".join(CLAIMS))] = None,
+    replications: Replications = 200,
+    seed: Seed = 0,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test the theory's claims, one line each; exit status 1 if one fails."""
+    if only is not None:
+        checks.choice("group of claims", only, CLAIMS)
+    where = workers(jobs, backend, scheduler)
+    report = verification(replications=replications, seed=seed, jobs=where, only=only)
     present(report, as_json, None)
 
 

@@ -102,6 +102,10 @@ class Runs:
         """Tokens per plain step of each query, shape (R,)."""
         return self.tokens / self.steps
 
+    def whole_tokens(self, draft_length: int) -> NDArray[np.float64]:
+        """Tokens with the last block counted whole: rounds plus all accepted drafts, shape (R,)."""
+        return self.rounds + np.rint(self.be * draft_length)
+
 
 @dataclass(frozen=True)
 class BanditRuns:

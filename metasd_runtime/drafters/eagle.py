@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Eagle(Drafter):
         self.needs_features = shape.layers
         self._device = target.device
         self._context = target.max_length
-        self._embeddings: Tensor = target.model.get_input_embeddings().weight
+        self._embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
         self._head = DraftHead(target, vocabulary) if head is None else head
         self._install(weights)
         self._logits = torch.full((target.vocab_size,), float("-inf"), device=self._device)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ def draft(model, memory, arm, place, stream):
     return accepted, accepted / N, total / N
 
 
+@lru_cache(maxsize=4096)
 def beta_cells(alpha: float, spread: float) -> NDArray[np.float64]:
     """The Beta law of mean alpha and variance spread * alpha (1 - alpha), as CELLS values.
 

@@ -21,11 +21,11 @@ from sim.simulate import simulate
 
 __all__ = ["correlation_errors", "fit", "fit_correlation"]
 
-SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12)
-BETAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45)
-GAMMAS = (0.2, 0.3, 0.4, 0.5, 0.7)
-BUDGETS = (15, 18, 30, 45)
-TOKENS = (24, 32, 48, 64, 96, 128, 192, 256, 384)
+SWITCHES = (0.02, 0.04, 0.06, 0.08, 0.1)
+BETAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
+GAMMAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+BUDGETS = (15, 18, 30, 45, 60, 90, 120, 180)
+TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
 
 
 def fit(replications: int = 400, seed: int = 1, jobs: Jobs | None = None) -> Fitted:
@@ -65,7 +65,8 @@ def _errors(
     out = {}
     for key, policy in candidates.items():
         runs = simulate(environment, policy, reward="bd", replications=replications, seed=seed)
-        out[key] = math.log(runs.tokens.sum() / runs.steps.sum() / row[key[0]])
+        tokens = runs.whole_tokens(DRAFT_LENGTH).sum()
+        out[key] = math.log(tokens / runs.steps.sum() / row[key[0]])
     return out
 
 

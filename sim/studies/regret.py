@@ -73,8 +73,9 @@ def regret_study(
             "per ln B": _slope(np.log(grid), pseudo.mean(0)),
             "best arm": float(run.pulls[:, 0, best].sum() / run.pulls.sum()),
         }
-        if uppers[policy] is not None:
-            row["upper bound"] = float(uppers[policy][-1])
+        upper = uppers[policy]
+        if upper is not None:
+            row["upper bound"] = float(upper[-1])
         rows.append({**row})
     notes = [
         "growth exponent: slope of ln(regret) on ln(B) over the upper half of the Bs; "

@@ -27,7 +27,8 @@ from metasd_runtime.sampling import Sampling
 from metasd_runtime.stopping import Stopping
 from metasd_runtime.target import Forward, Target
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+# (The time limit allows for a machine that is busy with other things.)
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 PROMPTS = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -53,7 +54,7 @@ PROMPTS = [
     "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
     " ",
 ]
-SHORT, LONG = 16, 24
+SHORT, LONG = 12, 24
 
 
 @pytest.fixture(scope="module")
