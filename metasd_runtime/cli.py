@@ -16,6 +16,7 @@ from metasd_bandits.trace import TraceError
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.models_cli import app as models_app
 from metasd_runtime.router_cli import train_router_command
+from metasd_runtime.training.cli import show_pool, train
 
 __all__ = ["app", "main"]
 
@@ -26,6 +27,8 @@ app = typer.Typer(
 )
 app.add_typer(models_app, name="models")
 app.command("train-router")(train_router_command)
+app.command("train")(train)
+app.command("pool")(show_pool)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
