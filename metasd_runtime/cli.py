@@ -30,6 +30,8 @@ app.add_typer(models_app, name="models")
 app.command("train")(train)
 app.command("pool")(show_pool)
 app.command("train-router")(train_router_command)
+app.command("train")(train)
+app.command("pool")(show_pool)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
