@@ -28,7 +28,7 @@ _OPTIONAL = ("propensity", "update_all")
 class CompiledPolicy(Policy):
     """Base of every built-in policy; a frozen dataclass whose fields are its hyperparameters.
 
-    The subclass's module holds functions decorated with ``@njit``:
+    The subclass's module holds functions decorated with `metasd_bandits.kernel.kernel`:
 
     - ``select(s, stream) -> arm``: decide and book the pull (`metasd_bandits.state.pick_max` or
       `pick_by_probability` do the booking);

@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.policies.exp3 import probabilities, propensity, select
 from metasd_bandits.rules import importance
 from metasd_bandits.state import record
@@ -27,13 +26,13 @@ from metasd_bandits.state import record
 __all__ = ["EXP3S", "probabilities", "propensity", "select", "update"]
 
 
-@njit
+@kernel
 def log_add(x, y):
     """ln(e^x + e^y) without overflow."""
     return max(x, y) + math.log1p(math.exp(-abs(x - y)))
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     K = s.score.size
     total = 0.0
