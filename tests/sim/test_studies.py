@@ -277,9 +277,7 @@ def test_ablations_run(subject: str, tmp_path) -> None:
     assert out.exit_code == 0, out.output
     rows = json.loads(out.stdout)["rows"]
     assert picture.stat().st_size > 5000
-    if (
-        subject == "switch"
-    ):  # dearer switches help nobody; a fixed drafter has none
+    if subject == "switch":  # dearer switches help nobody; a fixed drafter has none
         best = [row["best drafter"]["value"] for row in rows]
         rand = [row["Rand"]["value"] for row in rows]
         assert best == [best[0]] * len(best)
