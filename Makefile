@@ -53,8 +53,8 @@ bench-batch: $(VENV)/.installed
 bench-bandits: $(VENV)/.installed
 	$(PY) -m metasd_bandits.bench
 
-bench-sim: $(VENV)/.installed
-	$(PY) -m sim.bench
+bench-sim: $(VENV)/.installed .venv-peers/.installed
+	$(PY) -m sim.bench --peers .venv-peers/bin/python
 
 check-transformers: check-transformers-5.12 check-transformers-5.24
 
@@ -62,7 +62,7 @@ check-transformers-%: .venv-transformers-%/.test-installed
 	$(TEST_ENV) .venv-transformers-$*/bin/python -m pytest tests/runtime
 
 clean:
-	rm -rf $(VENV) .venv-transformers-* docs/_build docs/api/generated build *.egg-info
+	rm -rf $(VENV) .venv-transformers-* .venv-peers docs/_build docs/api/generated build *.egg-info
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find metasd_bandits metasd_runtime sim tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -89,6 +89,12 @@ $(VENV)/.test-installed: $(VENV)/.created pyproject.toml
 
 .venv-transformers-%/.test-installed: .venv-transformers-%/.created pyproject.toml
 	.venv-transformers-$*/bin/python $(PIP_INSTALL) --editable '.[test]' 'transformers==$*.*'
+	touch $@
+
+# libraries to be measured against; they are no dependencies of ours
+.venv-peers/.installed:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python $(PIP_INSTALL) river pymab mabwiser SMPyBandits
 	touch $@
 
 .PRECIOUS: %/.created .venv-transformers-%/.test-installed
