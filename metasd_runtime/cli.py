@@ -1,4 +1,4 @@
-"""The command line: ``metasd generate | demo | models``."""
+"""The command line: ``metasd generate | demo | models | train | pool | train-router``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from metasd_bandits import ConfigError
 from metasd_bandits.trace import TraceError
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.models_cli import app as models_app
+from metasd_runtime.pool import PoolError
 from metasd_runtime.router_cli import train_router_command
+from metasd_runtime.training.cli import show_pool, train
 
 __all__ = ["app", "main"]
 
@@ -25,7 +27,11 @@ app = typer.Typer(
     help="Speculative decoding in which a bandit learns, round by round, which drafter to use.",
 )
 app.add_typer(models_app, name="models")
+app.command("train")(train)
+app.command("pool")(show_pool)
 app.command("train-router")(train_router_command)
+app.command("train")(train)
+app.command("pool")(show_pool)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
@@ -41,6 +47,9 @@ def generate(
     drafters: Annotated[str, typer.Option(help="comma-separated pool of drafters")] = (
         "prompt-lookup,suffix,early-exit,none"
     ),
+    pool: Annotated[
+        str | None, typer.Option(help="a trained pool: its folder, or a target's name; joins in")
+    ] = None,
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
     draft_length: Annotated[
         str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")
@@ -78,7 +87,10 @@ def generate(
         target,
         dtype=dtype,
         device=device,
-        drafters=[name.strip() for name in drafters.split(",") if name.strip()],
+        drafters=[
+            *([] if pool is None else [f"pool:{pool}"]),
+            *[name.strip() for name in drafters.split(",") if name.strip()],
+        ],
         policy=policy,
         reward=reward,
         draft_length=_lengths(draft_length),
@@ -179,7 +191,7 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         app(standalone_mode=True)
-    except (ConfigError, TraceError, ModelError, OSError) as error:
+    except (ConfigError, TraceError, ModelError, PoolError, OSError) as error:
         typer.echo(f"metasd: {error}", err=True)
         sys.exit(2)
 

@@ -22,7 +22,7 @@ from metasd_bandits import Policy, Round, TraceHeader, checks
 from metasd_runtime.call import Settled, prompt_tokens, settle
 from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
-from metasd_runtime.drafters import make_drafter
+from metasd_runtime.drafters import make_pool
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.front_door import FrontDoor, behind, unpadded
 from metasd_runtime.learned_router import policy_by_name
@@ -59,7 +59,7 @@ class MetaSD(FrontDoor):
     tokenizer : PreTrainedTokenizerBase, optional
         Needed for stop strings and for checking that a drafter shares the vocabulary.
     drafters : sequence of str or Drafter
-        Names as `metasd_runtime.drafters.make_drafter` reads them, or objects of your own.
+        Names as `metasd_runtime.drafters.make_pool` reads them, or objects of your own.
     policy : str or Policy, default "ucb"
         As `metasd_bandits.make_policy` reads it, ``"ucb:beta=0.5"``, or an object of your own.
     reward : {"throughput", "bd", "be"}
@@ -102,7 +102,7 @@ class MetaSD(FrontDoor):
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
-        pool = [make_drafter(drafter, self.target) for drafter in drafters]
+        pool = make_pool(drafters, self.target)
         if not isinstance(draft_length, int):
             pool, draft_length = joint_arms(pool, draft_length), max(draft_length, default=0)
         self.draft_threshold = checks.number(

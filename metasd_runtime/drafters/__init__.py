@@ -8,7 +8,7 @@ both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
@@ -23,7 +23,7 @@ from metasd_runtime.models import load_target
 from metasd_runtime.reading import CacheStrategy, make_cache_strategy
 from metasd_runtime.target import Target
 
-__all__ = ["DRAFTERS", "make_drafter"]
+__all__ = ["DRAFTERS", "make_drafter", "make_pool"]
 
 _Maker = Callable[[Target, str], Drafter]
 
@@ -117,3 +117,28 @@ def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
         return drafter
     kind, _, text = drafter.partition(":")
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
+
+
+def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter]:
+    """Drafters from names and objects; ``pool:NAME`` stands for all the heads of a trained pool.
+
+    NAME is a folder that ``metasd train`` wrote, or the name of a target for which a pool comes
+    with the package.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        As `make_drafter`.
+    metasd_runtime.pool.PoolError
+        If there is no such pool, or it was trained for another target.
+    """
+    from metasd_runtime.pool import load_pool, ready_pool  # which builds on the heads here
+
+    made: list[Drafter] = []
+    for drafter in drafters:
+        if isinstance(drafter, str) and drafter.startswith("pool:"):
+            name = drafter.removeprefix("pool:")
+            made += load_pool(ready_pool(name) or name, target)
+        else:
+            made.append(make_drafter(drafter, target))
+    return made

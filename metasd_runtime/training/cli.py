@@ -10,9 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metasd_bandits import checks
-from metasd_runtime.models import ModelError, load_target
-from metasd_runtime.training.config import read_config
-from metasd_runtime.training.learn import TrainingError
 
 __all__ = ["app", "show_pool", "train"]
 
@@ -34,6 +31,9 @@ def train(
 
     Interrupted, the same command continues where it stopped.
     """
+    from metasd_runtime.models import ModelError, load_target
+    from metasd_runtime.training.config import read_config
+    from metasd_runtime.training.learn import TrainingError
     from metasd_runtime.training.pipeline import train_pool
     from metasd_runtime.training.report import heat_map, matrix_table, write_matrix
 

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from metasd_bandits.checks import ConfigError
+from metasd_runtime import models
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.pool import load_pool, read_manifest
 from metasd_runtime.target import Target
@@ -238,7 +239,7 @@ def test_texts_know_their_answers() -> None:
 
 
 def test_the_commands(folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "load_target", lambda *args, **options: loaded)
+    monkeypatch.setattr(models, "load_target", lambda *args, **options: loaded)
     run = CliRunner()
     out = folder / "out"
     done = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
