@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -342,14 +341,14 @@ def test_a_drafter_on_another_device(model, answer, tiny_llama, do_sample):
 
 
 def test_features_are_those_of_a_fresh_forward(model, answer):
-    """The last hidden state at each token that the cache gained, whatever was rejected."""
+    """The hidden states at each token that the cache gained, the prompt's included."""
     told = []
 
     class Wants(Script):
-        needs_features: ClassVar[bool] = True
+        needs_features = (1, 3)
 
         def start(self, tokens):
-            self.before = len(tokens) - 1
+            self.before = 0
 
         def commit(self, tokens, features=None):
             told.append((self.before, features))
@@ -363,11 +362,13 @@ def test_features_are_those_of_a_fresh_forward(model, answer):
     text, _ = run(Target(model), [Wants("wants", say)], PROMPT, N)
     assert text == answer
     with torch.inference_mode():
-        fresh = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    fresh = torch.cat([states[1][0], states[3][0]], dim=-1)
     for start, features in told:
         torch.testing.assert_close(
             features, fresh[start : start + len(features)], rtol=1e-4, atol=1e-4
         )
+    assert told[0][0] == 0
     assert told[-1][0] + len(told[-1][1]) == len(text) - 1
 
 
