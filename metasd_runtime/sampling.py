@@ -102,9 +102,7 @@ class Sampling:
         self._confidence = 1.0
         self._block = 0
         self.drawn: list[tuple[int, Tensor]] = []
-        self._drafters = LogitsProcessorList(
-            p for p in self.processors if type(p) in _DRAFTERS_TOO
-        )
+        self._drafters = LogitsProcessorList(p for p in self.processors if type(p) in _DRAFTERS_TOO)
 
     def begin_block(self, position: int) -> None:
         """A block is about to be drafted, its first token at `position`.
