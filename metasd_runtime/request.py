@@ -113,7 +113,7 @@ class Request:
 
     def _together(self) -> bool:
         """Whether the rows can be decoded in one batch; one after another, where they cannot."""
-        if len(self.rows) == 1 or any(row.shadow for row in self.rows):
+        if len(self.rows) == 1 or any(row.shadow or row.draft_all for row in self.rows):
             return False
         try:
             refuse_ragged(self.target.model)

@@ -100,9 +100,8 @@ class Router:
         self.bandit_seconds = 0.0
         if self.n_competing and self._begins:
             self.policy.begin(self.n_competing, seed=seed)
-            inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
-            if isinstance(inner, PromptPolicy):
-                inner.read(tokens, self.arms[: self.n_competing])
+            if reader := self._reader():
+                reader.read(tokens, self.arms[: self.n_competing])
         for base, arms in self._groups:
             try:
                 base.start(tokens)
@@ -121,12 +120,27 @@ class Router:
         """Whether the policy keeps what it learns from query to query."""
         return isinstance(self.policy, Carried)
 
+    def _reader(self) -> PromptPolicy | None:
+        """The policy, if it is one that reads the prompt."""
+        inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
+        return inner if isinstance(inner, PromptPolicy) else None
+
     def share(self, seed: int) -> Policy:
         """A policy that the rows of a batch learn together, begun for them.
 
         The router's own where it is carried across queries; else another of its kind, so that
         calls in between leave it alone.
+
+        Raises
+        ------
+        ConfigError
+            For a policy that reads the prompt: it can be no more than one row's.
         """
+        if self._reader():
+            raise checks.ConfigError(
+                f"policy {self.policy.name!r} reads the prompt, so rows cannot share it; "
+                'decode with mode="heterogeneous" and scope="query"'
+            )
         policy = self.policy if self.carries else twin(self.policy)
         if self.n_competing:
             policy.begin(self.n_competing, seed=seed)

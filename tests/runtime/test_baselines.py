@@ -248,3 +248,13 @@ def test_the_router_keeps_the_policy_contract(letters):
         policy.select([False] * 3)
     with pytest.raises(ValueError, match="outside"):
         policy.update(1, math.nan)
+
+
+def test_the_router_reads_every_row_of_a_batch(model, letters):
+    policy = LearnedRouter(lambda t: "suffix" if t[0] == "f" else "prompt-lookup", letters(48))
+    metasd = MetaSD(model, drafters=["prompt-lookup", "suffix"], policy=policy, reward="bd")
+    out = metasd.generate(torch.cat([PROMPT, PROMPT + 1]), **NEW)
+    arms = {name: {r.arm for r in out.trace if r.query.endswith(name)} for name in (".0", ".1")}
+    assert arms == {".0": {1}, ".1": {0}}
+    with pytest.raises(ConfigError, match="heterogeneous"):
+        metasd.generate_many([PROMPT[0].tolist()], mode="homogeneous", max_new_tokens=4)

@@ -160,3 +160,12 @@ def test_contradictions_are_refused(model):
         metasd.generate(PROMPT, max_new_tokens=4, policy="uniform")
     with pytest.raises(ConfigError, match="shadow"):
         metasd.generate(PROMPT, max_new_tokens=4, shadow=True)
+
+
+def test_several_rows_are_drafted_by_all(model):
+    metasd = MetaSD(model, drafters=["prompt-lookup", "early-exit:2"], reward="bd", draft_all=True)
+    two = torch.cat([PROMPT, PROMPT + 1])
+    out = metasd.generate(two, max_new_tokens=12, return_dict_in_generate=True)
+    plain = model.generate(two, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert out.sequences.tolist() == plain.tolist()
+    assert all(r.propensity != r.propensity for r in out.trace)  # NaN: nothing was chosen
