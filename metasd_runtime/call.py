@@ -124,6 +124,8 @@ def prompt_tokens(input_ids: Any, attention_mask: Any, target: Target) -> list[i
         )
     if ids.shape[1] == 0:
         raise checks.ConfigError("the prompt is empty; give at least one token")
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise checks.ConfigError(f"the prompt holds {ids.dtype} values; give whole token ids")
     if attention_mask is not None and not bool(torch.as_tensor(attention_mask).all()):
         raise checks.ConfigError(
             "attention_mask hides part of the prompt; one prompt needs no padding, so leave it out"
@@ -180,6 +182,9 @@ def settle(
     for name in ("max_new_tokens", "max_length", "num_return_sequences"):
         if settings.get(name) is not None:
             checks.integer(name, settings[name], 1)
+    for name in ("top_p", "typical_p"):  # the library ignores them beyond 1
+        if settings.get(name) is not None:
+            checks.number(name, settings[name], 0.0, 1.0)
     default_length = has_default_length(target.model, generation_config, settings)
     config, unknown = generation_settings(target.model, generation_config, dict(settings))
     _refuse(config, unknown)

@@ -47,10 +47,12 @@ class Query:
         Why the text ended, once it has.
     prefill_seconds, plain_step : float
         Time of reading the prompt, and of one plain step (the unit of the throughput reward).
-    kept : Scores, optional
+    kept : Scores
         Keeps the scores of what is emitted, where they were asked for.
     shadow : bool
         Let every other arm draft as well, to learn what each would have earned.
+    draft_all : bool
+        Decode with `metasd_runtime.draft_all.decode_all` instead.
     """
 
     name: str
@@ -61,8 +63,9 @@ class Query:
     finish: Finish | None = None
     prefill_seconds: float = 0.0
     plain_step: float = 0.0
-    kept: Scores | None = field(default=None, repr=False)
+    kept: Scores = field(default_factory=Scores, repr=False)
     shadow: bool = False
+    draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
 
 
@@ -83,13 +86,11 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
         begin = time.perf_counter()
         forward = target.forward([tokens[-1], *draft.tokens], features=router.needs_features)
         scores = sampling.scores(forward.logits, tokens, draft.tokens)
-        if query.kept is not None:
-            query.kept.see(forward.logits, scores)
+        query.kept.see(forward.logits, scores)
         verdict = verify(draft, scores, len(tokens), sampling)
         timing = Timing(draft_seconds, time.perf_counter() - begin, query.plain_step)
         emitted, query.finish = commit(tokens, draft, verdict, target, stopping)
-        if query.kept is not None:
-            query.kept.keep(emitted)
+        query.kept.keep(emitted)
         features = None if forward.features is None else forward.features[: len(emitted)]
         round_ = score(
             router, decision, query.name, index, draft, scores, verdict, len(emitted), timing

@@ -29,6 +29,7 @@ from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.hf import unwrapped
 from metasd_runtime.output import Output
 from metasd_runtime.per_call import CallOptions
+from metasd_runtime.request import let_go
 from metasd_runtime.rows import Prompt, padding_token
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
@@ -107,6 +108,7 @@ class FrontDoor(ABC):
         pool: Sequence[str] | None = None,
         speculate: bool = True,
         shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -141,8 +143,7 @@ class FrontDoor(ABC):
             )
             prompts = _prompts(asked, self.target)
         except BaseException:
-            if streamer is not None:
-                streamer.end()  # whoever reads it would wait for ever
+            let_go(streamer)
             raise
         output, config = self._answer(
             prompts,
@@ -156,6 +157,7 @@ class FrontDoor(ABC):
                 pool,
                 speculate,
                 shadow,
+                draft_all,
                 trace,
                 query,
                 on_round,

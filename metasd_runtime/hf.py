@@ -77,6 +77,13 @@ class PreallocatedLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def tail(self, n: int) -> tuple[Tensor, Tensor]:
+        """Copies of the last n positions' keys and values."""
+        assert self.keys is not None
+        assert self.values is not None
+        span = slice(self.length - n, self.length)
+        return self.keys[:, :, span].clone(), self.values[:, :, span].clone()
+
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed, 2 * self.capacity)
         for name in ("keys", "values"):

@@ -25,10 +25,11 @@ from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.front_door import FrontDoor, behind, unpadded
+from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
-from metasd_runtime.request import Request
+from metasd_runtime.request import Request, let_go
 from metasd_runtime.router import Router, Scope
 from metasd_runtime.rows import (
     Prompt,
@@ -72,6 +73,9 @@ class MetaSD(FrontDoor):
     shadow : bool
         Let every arm draft in every round, one of them being used, so that the trace carries
         every arm's reward (and `hedge` can learn). Slow; the output stays the same.
+    draft_all : bool
+        The static ensemble, a baseline: every drafter drafts in every round, all blocks are
+        verified and the longest is used; the policy chooses nothing.
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
 
@@ -94,6 +98,7 @@ class MetaSD(FrontDoor):
         draft_threshold: float = 0.0,
         scope: Scope = "query",
         shadow: bool = False,
+        draft_all: bool = False,
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
@@ -103,8 +108,9 @@ class MetaSD(FrontDoor):
         self.draft_threshold = checks.number(
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
-        self.shadow = shadow
-        self.router = Router(pool, policy, reward, draft_length, scope)
+        self.shadow, self.draft_all = shadow, draft_all
+        chosen = policy_by_name(policy, tokenizer)
+        self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
@@ -152,6 +158,7 @@ class MetaSD(FrontDoor):
         pool: Sequence[str] | None = None,
         speculate: bool = True,
         shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -177,7 +184,7 @@ streamer, tokenizer
             Have the `Output` carry the target's log-probability of each emitted token.
         seed : int, optional
             Of the sampling and the policy; drawn from torch's generator where it is not given.
-        draft_length, draft_threshold, policy, shadow : optional
+        draft_length, draft_threshold, policy, shadow, draft_all : optional
             For this call instead of the session's. A call with a policy or a pool of its own
             neither uses nor changes what the session's policy carries.
         pool : sequence of str, optional
@@ -233,6 +240,7 @@ streamer, tokenizer
                 pool,
                 speculate,
                 shadow,
+                draft_all,
                 trace,
                 query,
                 on_round,
@@ -321,7 +329,7 @@ streamer, tokenizer
     ) -> tuple[Output, GenerationConfig]:
         """Settle and decode the rows of a call, one after another."""
         try:
-            router = router_for(self.router, options)
+            router = router_for(self.router, options, self.tokenizer)
             seed = options.settled_seed()
             settled = settle_rows(prompts, settle_row, seed)
             config = settled[0].config
@@ -338,8 +346,7 @@ streamer, tokenizer
                 pad=padding_token(config),
             )
         except BaseException:
-            if streamer is not None:
-                streamer.end()  # whoever reads it would wait for ever
+            let_go(streamer)
             raise
         try:
             return request.run(), config
@@ -356,6 +363,7 @@ streamer, tokenizer
         name = options.query if options.query is not None else str(self._queries)
         self._queries += 1
         threshold = options.threshold(self.draft_threshold)
+        shadow, draft_all = options.modes(self.shadow, self.draft_all)
         queries = []
         for row, (prompt, one) in enumerate(zip(prompts, settled, strict=True)):
             one.sampling.draft_threshold = threshold
@@ -367,7 +375,8 @@ streamer, tokenizer
                 seed + row,
                 plain_step=self._plain_step,
                 kept=keep_scores(one, len(prompt.tokens), options.output_logprobs),
-                shadow=self.shadow if options.shadow is None else options.shadow,
+                shadow=shadow,
+                draft_all=draft_all,
             )
             query.on_round = options.on_round
             queries.append(query)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from metasd_bandits import Policy, Round, checks
 from metasd_bandits.carried import Carried
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.router import Router
 
 __all__ = ["CallOptions", "router_for"]
@@ -30,9 +32,28 @@ class CallOptions:
     pool: Sequence[str] | None = None
     speculate: bool = True
     shadow: bool | None = None
+    draft_all: bool | None = None
     trace: str | Path | None = None
     query: str | None = None
     on_round: Callable[[Round], None] | None = None
+
+    def modes(self, shadow: bool, draft_all: bool) -> tuple[bool, bool]:
+        """Whether to draft in shadow, and with all at once; the session's where the call is silent.
+
+        Raises
+        ------
+        ConfigError
+            For both, or for a policy where nothing is chosen.
+        """
+        shadow = shadow if self.shadow is None else self.shadow
+        draft_all = draft_all if self.draft_all is None else self.draft_all
+        if draft_all and (shadow or self.policy is not None):
+            other = "shadow" if shadow else "policy"
+            raise checks.ConfigError(
+                f"draft_all uses every drafter in every round, so {other} says nothing; "
+                "leave one of them out"
+            )
+        return shadow and self.speculate, draft_all and self.speculate
 
     def settled_seed(self) -> int:
         """The seed, drawn from torch's generator where none was given."""
@@ -47,7 +68,9 @@ class CallOptions:
         return checks.number("draft_threshold", self.draft_threshold, 0.0, 1.0, open_high=True)
 
 
-def router_for(router: Router, options: CallOptions) -> Router:
+def router_for(
+    router: Router, options: CallOptions, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Router:
     """The session's router, or one of the call's own where the call differs.
 
     A call with a policy or a pool of its own neither uses nor changes what the session's policy
@@ -59,6 +82,8 @@ def router_for(router: Router, options: CallOptions) -> Router:
         For a drafter that is not in the session's pool, or an empty selection.
     """
     policy, pool = options.policy, options.pool
+    if policy is not None:
+        policy = policy_by_name(policy, tokenizer)
     if not options.speculate:
         return Router([NoDraft()], "fixed", "throughput", router.draft_length)
     length = router.draft_length if options.draft_length is None else options.draft_length

@@ -13,6 +13,7 @@ import torch
 from metasd_bandits import Round, Trace, TraceHeader, TraceWriter, checks
 from metasd_runtime.batch import Batch
 from metasd_runtime.decoder import Query, decode
+from metasd_runtime.draft_all import decode_all
 from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
 from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.router import Router
@@ -20,7 +21,7 @@ from metasd_runtime.statistics import Statistics
 from metasd_runtime.stopping import Finish
 from metasd_runtime.target import Target
 
-__all__ = ["Request"]
+__all__ = ["Request", "let_go"]
 
 _MOST_ROWS = 16
 
@@ -132,7 +133,8 @@ class Request:
 
     def _decode(self, row: Query) -> None:
         try:
-            for round_, emitted in decode(row, self.target, self.router):
+            decoding = decode_all if row.draft_all else decode
+            for round_, emitted in decoding(row, self.target, self.router):
                 self._rounds.append(round_)
                 if self._writer is not None:
                     self._writer.write(round_)
@@ -152,8 +154,7 @@ class Request:
             target_forwards=self.target.forwards - forwards,
         )
         finishes = tuple(row.finish for row in rows if row.finish is not None)
-        kept = [row.kept for row in rows if row.kept is not None]
-        scores: dict[str, Any] = stack_scores(kept) if kept else {}
+        scores: dict[str, Any] = stack_scores([row.kept for row in rows])
         return Output(
             pad_rows([row.tokens for row in rows], self._pad, self.target.device),
             Trace(self.header, self._rounds),
@@ -164,3 +165,9 @@ class Request:
             tuple(len(row.tokens) - n for row, n in zip(rows, self._prompts, strict=False)),
             **scores,
         )
+
+
+def let_go(streamer: Any) -> None:
+    """End a streamer whose call was refused, if somebody may be waiting at its other end."""
+    if hasattr(streamer, "text_queue"):
+        streamer.end()

@@ -20,6 +20,7 @@ from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_re
 from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.prompt_policy import PromptPolicy
 
 __all__ = ["Router", "Scope", "twin"]
 
@@ -74,6 +75,8 @@ class Router:
         for name in names:
             if names.count(name) > 1:
                 raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
+        if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
+            raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
         competing = [d for d in drafters if d.name != "none" or reward == "throughput"]
         self.drafters: list[Drafter] = list(competing)
         self.n_competing = len(competing)
@@ -97,6 +100,9 @@ class Router:
         self.bandit_seconds = 0.0
         if self.n_competing and self._begins:
             self.policy.begin(self.n_competing, seed=seed)
+            inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
+            if isinstance(inner, PromptPolicy):
+                inner.read(tokens, self.arms[: self.n_competing])
         for base, arms in self._groups:
             try:
                 base.start(tokens)

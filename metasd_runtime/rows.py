@@ -60,13 +60,12 @@ def check_outputs(config: GenerationConfig, logprobs: bool, streamer: Any, rows:
         raise checks.ConfigError(f"a streamer takes one row, and this call has {rows}")
 
 
-def keep_scores(row: Settled, prompt_length: int, logprobs: bool) -> Scores | None:
-    """What the row's scores are kept in, where anything is to be kept."""
+def keep_scores(row: Settled, prompt_length: int, logprobs: bool) -> Scores:
+    """What the row's scores are kept in, if any are."""
     scores, logits = bool(row.config.output_scores), bool(row.config.output_logits)
-    if not (scores or logits or logprobs):
-        return None
     kept = Scores(prompt_length, scores=scores, logits=logits, logprobs=logprobs)
-    row.stopping.scores_seen = kept.so_far
+    if scores:
+        row.stopping.scores_seen = kept.so_far
     return kept
 
 

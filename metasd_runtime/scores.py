@@ -11,7 +11,7 @@ __all__ = ["Scores"]
 
 
 class Scores:
-    """The target's scores at each emitted token of one row.
+    """The target's scores at each emitted token of one row; by default nothing is kept.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Scores:
 
     def __init__(
         self,
-        prompt_length: int,
+        prompt_length: int = 0,
         *,
         scores: bool = False,
         logits: bool = False,
@@ -49,11 +49,13 @@ class Scores:
 
     def see(self, logits: Tensor, scores: Tensor) -> None:
         """A block was verified with these; row j is for its token j."""
-        self._block = (logits, scores)
+        if any(self._wanted):
+            self._block = (logits, scores)
 
     def keep(self, emitted: Sequence[int]) -> None:
         """The block's first tokens were emitted."""
-        assert self._block is not None
+        if self._block is None:
+            return
         logits, scores = (block[: len(emitted)] for block in self._block)
         keep_scores, keep_logits, keep_logprobs = self._wanted
         if keep_scores:

@@ -98,6 +98,19 @@ class CachedModel:
             layer.length -= n
 
     @torch.inference_mode()
+    def take_back(self, n: int) -> list[tuple[Tensor, Tensor]]:
+        """Forget the last n tokens, but give out what was stored of them: keys and values."""
+        stored = [layer.tail(n) for layer in self.layers]
+        self.rollback(n)
+        return stored
+
+    @torch.inference_mode()
+    def bring_back(self, stored: list[tuple[Tensor, Tensor]]) -> None:
+        """Extend the cache by what `take_back` gave out at the same place."""
+        for layer, (keys, values) in zip(self.layers, stored, strict=True):
+            layer.update(keys, values)
+
+    @torch.inference_mode()
     def forward(
         self, tokens: Sequence[int], *, keep: int = 0, features: Sequence[int] = ()
     ) -> Forward:

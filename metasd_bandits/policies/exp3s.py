@@ -28,16 +28,22 @@ __all__ = ["EXP3S", "probabilities", "propensity", "select", "update"]
 
 
 @njit
+def log_add(x, y):
+    """ln(e^x + e^y) without overflow."""
+    return max(x, y) + math.log1p(math.exp(-abs(x - y)))
+
+
+@njit
 def update(s, arm, reward, cost, propensity):
     K = s.score.size
-    leak = 0.0
+    total = 0.0
     for i in range(K):
-        leak += math.exp(s.rows[0, i])
-    leak *= math.e * s.theta[1] / K
+        total += math.exp(s.rows[0, i])
+    leak = 1.0 + math.log(s.theta[1] / K * total)
     s.rows[0, arm] += s.theta[0] / K * reward / importance(s, arm, propensity)
     top = -math.inf
     for i in range(K):
-        s.rows[0, i] = math.log(math.exp(s.rows[0, i]) + leak)
+        s.rows[0, i] = log_add(s.rows[0, i], leak)
         top = max(top, s.rows[0, i])
     for i in range(K):
         s.rows[0, i] -= top

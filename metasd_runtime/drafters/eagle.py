@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.drafters.draft_head import DraftHead
 from metasd_runtime.drafters.eagle_head import (
     EagleShape,
     Matrix,
@@ -20,7 +21,7 @@ from metasd_runtime.drafters.eagle_head import (
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
 
-__all__ = ["Eagle", "draft_head"]
+__all__ = ["Eagle"]
 
 _FIRST_CAPACITY = 512
 
@@ -39,12 +40,12 @@ class Eagle(Drafter):
     weights : mapping of str to tensor
         By the names of `EagleShape.sizes`; kept in eight bits a weight.
     vocabulary : (V,) int64
-        The tokens it can draft, ascending.
+        The tokens it can draft, besides those of the prompt.
     target : Target
-        Lends its embeddings and those rows of its output head.
+        Lends its embeddings and the rows of its output head.
     name : str, default "eagle"
-    head : Matrix, optional
-        `draft_head` of the target and vocabulary, where several heads share it.
+    head : DraftHead, optional
+        Of that target and vocabulary, where several drafters share it.
     """
 
     def __init__(
@@ -54,16 +55,15 @@ class Eagle(Drafter):
         vocabulary: Tensor,
         target: Target,
         name: str = "eagle",
-        head: Matrix | None = None,
+        head: DraftHead | None = None,
     ) -> None:
         self.name = name
         self.shape = shape
         self.needs_features = shape.layers
         self._device = target.device
-        self._vocabulary = vocabulary.to(self._device)
         self._context = target.max_length
-        self._embeddings = target.model.get_input_embeddings().weight
-        self._head = draft_head(target, vocabulary) if head is None else head
+        self._embeddings: Tensor = target.model.get_input_embeddings().weight
+        self._head = DraftHead(target, vocabulary) if head is None else head
         self._install(weights)
         self._logits = torch.full((target.vocab_size,), float("-inf"), device=self._device)
         self._storage(_FIRST_CAPACITY)
@@ -107,6 +107,8 @@ class Eagle(Drafter):
     def start(self, tokens: Sequence[int]) -> None:
         self._length = 0
         self._pending = []
+        self._head.start(tokens)
+        self._logits.fill_(float("-inf"))
 
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         if features is not None and len(features):
@@ -137,6 +139,8 @@ class Eagle(Drafter):
             text.append(token)
             drafted.append(token)
             rows.append(probs)
+            if not sampling.confident(token, probs):
+                break
         return Draft(drafted, torch.stack(rows), owed, catching_up)
 
     def _read(self, tokens: Sequence[int], n: int) -> Tensor:
@@ -184,11 +188,5 @@ class Eagle(Drafter):
     def _scores(self, out: Tensor) -> Tensor:
         """Logits over the target's vocabulary; what the head cannot draft has none."""
         logits = self._head(normalise(out, self.shape.eps) * self._norm)
-        self._logits.index_copy_(0, self._vocabulary, logits[0])
+        self._logits.index_copy_(0, self._head.tokens, logits[0])
         return self._logits
-
-
-def draft_head(target: Target, vocabulary: Tensor) -> Matrix:
-    """The target's output head cut to the tokens that can be drafted; a pool shares one."""
-    weight = target.model.get_output_embeddings().weight
-    return Matrix(*quantise(weight[vocabulary.to(weight.device)]), target.device)

@@ -318,6 +318,8 @@ class _Rows:
         here = rows.to(self.model.device)
         self.mask, self.next_position = self.mask[here], self.next_position[here]
         for layer in self.storage:
+            assert layer.keys is not None
+            assert layer.values is not None
             layer.keys, layer.values = layer.keys[here], layer.values[here]
 
     def features(self, row: int, answered: int) -> dict[str, Tensor]:

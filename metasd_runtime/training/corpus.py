@@ -169,7 +169,9 @@ class Batch:
         return cls(**{name: value.to(device) for name, value in vars(batch).items()})
 
 
-def batches(domains: Sequence[Sequence[Text]], tokens: int, seed: int) -> Iterator[list[Text]]:
+def batches(
+    domains: Sequence[Sequence[Text]], tokens: int, seed: int | str
+) -> Iterator[list[Text]]:
     """Endless batches of about `tokens` answer tokens, each from one domain, the domains by turns.
 
     Every domain is gone through in a new random order time and again.

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from metasd_bandits import checks
 from metasd_runtime.drafters.eagle_head import (
-    MATRICES,
-    NORMS,
     EagleShape,
     normalise,
     rotary_tables,
 )
 from metasd_runtime.training.corpus import Batch
 
-__all__ = ["EagleModel", "Unrolled", "initial_weights"]
+__all__ = ["EagleModel", "Unrolled"]
 
 
 class Unrolled(NamedTuple):
@@ -77,10 +74,11 @@ class EagleModel(nn.Module):
         cos, sin, embedded, x = cos[W - A :], sin[W - A :], embedded[:, W - A :], x[:, W - A :]
         column = torch.arange(W, device=x.device)
         chain: list[tuple[Tensor, Tensor]] = []
-        outputs = []
+        outputs: list[Unrolled] = []
+        out = x
         for depth in range(depths):
             if depth:
-                out = pad(out[:, :-1], (0, 0, 1, 0))  # noqa: F821  (of the depth before)
+                out = pad(out[:, :-1], (0, 0, 1, 0))  # of the depth before, one token back
                 x = linear(normalise(out, s.eps), self.w["chain"]) + embedded
                 chain = [(_later(k), _later(v)) for k, v in chain]
                 chain.append(self._keys_values(x, cos, sin))
@@ -138,60 +136,3 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _later(x: Tensor) -> Tensor:
     """(B, heads, A, width) moved one column on: what stood one token back."""
     return pad(x[:, :, :-1], (0, 0, 1, 0))
-
-
-def initial_weights(
-    model: Any, shape: EagleShape, sample: list[int], seed: int
-) -> dict[str, Tensor]:
-    """Weights to begin with: the target's last layer and final norm.
-
-    The residual stream of the last layer is brought to unit scale (its norms do not notice, its
-    outputs are divided by as much), so that fused states and embeddings, which have unit scale,
-    enter it as they are.
-
-    Parameters
-    ----------
-    sample : list of int
-        Some text, on which that scale is measured.
-
-    Raises
-    ------
-    ConfigError
-        If the target's layers are not Llama's kind.
-    """
-    layer, norm = model.base_model.layers[-1], model.base_model.norm
-    names = {
-        "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
-        "o": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
-        "down": "mlp.down_proj", "attention_norm": "input_layernorm",
-        "feed_forward_norm": "post_attention_layernorm",
-    }  # fmt: skip
-    there = {name for name, _ in layer.named_parameters()}
-    wanted = {f"{name}.weight" for name in names.values()}
-    if there != wanted:
-        raise checks.ConfigError(
-            f"{type(model).__name__} has layers with {', '.join(sorted(there ^ wanted))}; an EAGLE "
-            "head begins with the target's last layer, which must be of Llama's kind"
-        )
-    w = {
-        k: layer.get_parameter(f"{name}.weight").detach().float().cpu() for k, name in names.items()
-    }
-    with torch.inference_mode():
-        ids = torch.tensor([sample], device=model.device)
-        states = model.base_model(input_ids=ids, output_hidden_states=True).hidden_states
-    scale = states[-2][0].float().square().mean(-1).sqrt().median().cpu().clone()
-    generator = torch.Generator().manual_seed(seed)
-    H, layers = shape.hidden, len(shape.layers)
-
-    def near_identity(blocks: list[float]) -> Tensor:
-        noise = (
-            torch.randn(H, H * len(blocks), generator=generator) * 0.2 / (H * len(blocks)) ** 0.5
-        )
-        return torch.cat([share * torch.eye(H) for share in blocks], 1) + noise
-
-    w["o"], w["down"] = w["o"] / scale, w["down"] / scale
-    w["fuse"] = near_identity([0.0 if i == 0 else 0.5 for i in range(layers)])
-    w["embed"], w["chain"] = near_identity([0.5]), near_identity([0.5])
-    w["norm"] = norm.weight.detach().float().cpu()
-    assert w.keys() == {*MATRICES, *NORMS}
-    return {name: value.clone() for name, value in w.items()}

@@ -13,10 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metasd_runtime.models import choose_dtype
 from metasd_runtime.training.corpus import Batch, Text
 from metasd_runtime.training.eagle_model import EagleModel
 
-__all__ = ["Learning", "TrainingError", "learn", "soft_loss"]
+__all__ = [
+    "Learning",
+    "TrainingError",
+    "half",
+    "learn",
+    "model_logits",
+    "soft_loss",
+    "target_probabilities",
+]
 
 
 class TrainingError(RuntimeError):
@@ -44,7 +53,7 @@ class Learning:
 
     tokens: int
     batch_tokens: int = 512
-    rate: float = 1e-3
+    rate: float = 6e-5
     depths: int = 4
     checkpoint: int = 20
 
@@ -124,13 +133,13 @@ def learn(
     TrainingError
         If the loss is not finite: `model` and `path` hold the last good state.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     step = _resume(model, optimiser, path)
     batches = islice(texts, step, None)
     device = model.w["norm"].device
     while step < learning.steps and not stop():
         batch = Batch.of(next(batches), len(model.shape.layers), device)
-        with _half(device):
+        with half(device):
             losses = soft_loss(model, batch, head, learning.depths)
         loss = torch.stack(losses).mean()
         if not math.isfinite(loss.item()):
@@ -154,10 +163,8 @@ def learn(
     return step >= learning.steps
 
 
-def _half(device: torch.device) -> AbstractContextManager[Any]:
+def half(device: torch.device) -> AbstractContextManager[Any]:
     """Products in bfloat16 where that is fast; sums, norms and rotations stay in float32."""
-    from metasd_runtime.models import choose_dtype
-
     if choose_dtype(None, device) != torch.bfloat16:
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

@@ -36,6 +36,9 @@ from sim.acceptance.base import AcceptanceModel, rates_by_domain
 __all__ = ["CELLS", "Clustered", "beta_cells"]
 
 CELLS = 1024
+# the trapezoidal rule over the ease; for analytic integrands it converges geometrically
+_EASE = np.linspace(-8.0, 8.0, 257)
+_EASE_WEIGHTS = np.exp(-0.5 * _EASE**2) / np.exp(-0.5 * _EASE**2).sum()
 
 
 class Parameters(NamedTuple):
@@ -167,10 +170,30 @@ class Clustered(AcceptanceModel):
         lengths = np.arange(self.draft_length + 1)
         if self.cluster == 1.0:  # one rate for the whole block
             return (self.cells()[..., None] ** lengths).mean(2)
-        nodes = np.linspace(-8.0, 8.0, 257)
-        weights = np.exp(-0.5 * nodes**2) / np.exp(-0.5 * nodes**2).sum()
-        powers = self.rate_given_ease(nodes)[..., None] ** lengths  # (D, K, nodes, N + 1)
-        return np.einsum("dkxn,x->dkn", powers, weights)
+        powers = self.rate_given_ease(_EASE)[..., None] ** lengths  # (D, K, nodes, N + 1)
+        return np.einsum("dkxn,x->dkn", powers, _EASE_WEIGHTS)
+
+    def moments(self) -> dict[str, NDArray[np.float64]]:
+        """Means and variances of both rewards, each of shape (D, K).
+
+        Keys ``be_mean``, ``be_var``, ``bd_mean``, ``bd_var``, and ``zero`` = P(N_acc = 0). With
+        positions j != k of one block, Var[r_BD] = (sigma^2 + (N - 1) Cov(a_j, a_k)) / N.
+        """
+        N, law, cells = self.draft_length, self.run_law(), self.cells()
+        accepted = law[..., 1:].sum(-1)
+        second = law[..., 1:] @ (2.0 * np.arange(1, N + 1) - 1.0)
+        if self.cluster == 1.0:
+            together = (cells**2).mean(-1)
+        else:
+            together = self.rate_given_ease(_EASE) ** 2 @ _EASE_WEIGHTS
+        covariance = together - self.alphas**2
+        return {
+            "be_mean": accepted / N,
+            "be_var": (second - accepted**2) / N**2,
+            "bd_mean": self.alphas,
+            "bd_var": (cells.var(-1) + (N - 1) * covariance) / N,
+            "zero": 1.0 - law[..., 1],
+        }
 
     def rate_given_ease(self, ease: NDArray[np.float64]) -> NDArray[np.float64]:
         """E[a | z] for each value of the ease, shape (D, K, len(ease)); needs cluster < 1."""

@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from metasd_runtime.decoder import Query, decode
+from metasd_runtime.draft import Draft, Drafter
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.reading import Reading, Recompute
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.stopping import Stopping
@@ -124,20 +124,21 @@ class Remembering:
     def reset(self):
         self.text = []
 
-    def prefill(self, tokens):
+    def prefill(self, tokens, features=()):
         self.text += tokens
 
     def rollback(self, n):
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens, *, keep=0, features=False):
+    def forward(self, tokens, *, keep=0, features=()):
         rows = []
         for token in tokens:
             self.text.append(token)
-            rows.append(self._row(tuple(self.text)))
+            rows.append(self.row(self.text))
         return Forward(torch.stack(rows), None)
 
-    def _row(self, text):
+    def row(self, tokens):
+        text = tuple(tokens)
         if text not in self.rows:
             self.real.reset()
             self.real.prefill(list(text[:-1]))
@@ -146,27 +147,24 @@ class Remembering:
         return self.rows[text]
 
 
-class RememberingLM(LanguageModel):
-    """Drafts from remembered logits."""
+class RememberingLM(Drafter):
+    """Drafts token by token from remembered logits."""
 
-    def __init__(self, remembering: Remembering, name: str) -> None:
-        self.remembering, self.name = remembering, name
-        self.vocab_size = remembering.vocab_size
-        self._reading = Reading(Recompute())
+    name = "lm"
 
-    def start(self, tokens):
-        pass
-
-    def commit(self, tokens, features=None):
-        pass
+    def __init__(self, remembering: Remembering) -> None:
+        self.remembering = remembering
 
     def propose(self, tokens, n, sampling):
-        self.lm = self.remembering  # type: ignore[assignment]
-        self._reading.restart()
-        self.remembering.reset()
-        return super().propose(tokens, n, sampling)
+        text, rows = list(tokens), []
+        for _ in range(n):
+            token, probs = sampling.propose(self.remembering.row(text), text)
+            text.append(token)
+            rows.append(probs)
+        return Draft(text[len(tokens) :], torch.stack(rows))
 
 
+@pytest.mark.filterwarnings("error")
 def test_sampled_pairs_follow_the_targets_own_law(smollm, small_lm):
     """Chi-square of the first two tokens against p(a) p(b | a), over 1,500 seeded decodes.
 
@@ -176,7 +174,7 @@ def test_sampled_pairs_follow_the_targets_own_law(smollm, small_lm):
     prompt = smollm.tokenizer("The weather today is").input_ids
     processors = LogitsProcessorList([TemperatureLogitsWarper(1.3), TopKLogitsWarper(4)])
     target = Remembering(smollm.model)
-    pool = [RememberingLM(Remembering(small_lm), "lm"), PromptLookup()]
+    pool = [RememberingLM(Remembering(small_lm)), PromptLookup()]
     router = Router(pool, "uniform", "bd", draft_length=2)
     draws, counts = 1500, Counter()
     for seed in range(draws):
@@ -205,7 +203,7 @@ def test_sampled_pairs_follow_the_targets_own_law(smollm, small_lm):
 
 
 def _distribution(target, processors, text):
-    scores = processors(torch.tensor([text]), target._row(tuple(text))[None])
+    scores = processors(torch.tensor([text]), target.row(text)[None])
     return [(i, p) for i, p in enumerate(scores[0].double().softmax(-1).tolist()) if p > 0]
 
 
