@@ -50,8 +50,9 @@ bench-decode: $(VENV)/.installed
 bench-batch: $(VENV)/.installed
 	$(PY) -m metasd_runtime.bench_batch $(if $(PEERS),--peers $(PEERS))
 
-bench-bandits: $(VENV)/.installed
-	$(PY) -m metasd_bandits.bench
+bench-bandits: $(VENV)/.installed .venv-peers/.installed
+	$(PY) -m metasd_bandits.bench --peers .venv-peers/bin/python
+	$(PY) -m metasd_bandits.bench_replay
 
 bench-sim: $(VENV)/.installed .venv-peers/.installed
 	$(PY) -m sim.bench --peers .venv-peers/bin/python

@@ -192,7 +192,7 @@ def _process(
     scores = logits
     for processor in processors:
         if type(processor) in _PREFIX_FREE:
-            scores = processor(ids, scores)  # type: ignore[arg-type]
+            scores = processor(ids, scores)
         else:
             rows = [
                 processor(ids[:, : len(tokens) + j], scores[j : j + 1].clone())
