@@ -204,6 +204,7 @@ def test_blocks_that_end_where_the_drafter_doubts(threshold):
     assert deviation(law, own_law(target, [0], 3)) < EXACT
 
 
+@pytest.mark.slow
 def test_shadow_drafts_leave_the_law_alone():
     """Every arm drafts, the policy sees every reward, and the output is still the target's."""
     target = TableTarget(table(41, 2), 2)
