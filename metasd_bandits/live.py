@@ -1,39 +1,40 @@
 """One policy's kernels as the live decoder calls them: on the buffer, two arguments, compiled.
 
-The wrappers borrow the arrays: counting references to a dozen views would take longer than the
-decision itself. The caller holds the arrays for as long as a call lasts, so nothing can vanish.
+The wrappers borrow the arrays, and they and all they call are compiled without reference counting
+(``_nrt=False``, which callees inherit): counting references to a dozen views would take longer
+than the decision itself. The caller holds the arrays for as long as a call lasts, so nothing can
+vanish.
 """
 
-from numba import njit
-
 from metasd_bandits.borrow import borrow
+from metasd_bandits.lean import lean
 from metasd_bandits.policies.hedge import update, update_all  # bound by specialise
 from metasd_bandits.policies.ucb import probabilities, propensity, select  # bound by specialise
 from metasd_bandits.state import view
 
 
-@njit(cache=True)
+@lean(cache=True)
 def select_on(buffer, stream):
     return select(view(borrow(buffer)), borrow(stream))
 
 
-@njit(cache=True)
+@lean(cache=True)
 def decide_on(buffer, stream):
     s = view(borrow(buffer))
     arm = select(s, borrow(stream))
     return arm, propensity(s, arm)
 
 
-@njit(cache=True)
+@lean(cache=True)
 def update_on(buffer, arm, reward, cost, chance):
     update(view(borrow(buffer)), arm, reward, cost, chance)
 
 
-@njit(cache=True)
+@lean(cache=True)
 def update_all_on(buffer, arm, rewards, cost, chance):
     update_all(view(borrow(buffer)), arm, rewards, cost, chance)
 
 
-@njit(cache=True)
+@lean(cache=True)
 def probabilities_on(buffer):
     probabilities(view(borrow(buffer)))

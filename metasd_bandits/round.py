@@ -44,8 +44,13 @@ class Round:
     step : float
         The round's duration in plain target steps (the cost a cost-aware policy sees); NaN if
         it was not measured.
-    rewards : tuple of float, optional
-        Every arm's reward in this round, where all were scored (a full-information round).
+    rewards : tuple of float, shape (K,), optional
+        Every arm's reward in this round, where all were scored (a full-information round); NaN
+        for an arm that could not serve.
+    tokens : tuple of int, shape (K,), optional
+        Tokens every arm would have emitted in this round; 0 for an arm that could not serve.
+    steps : tuple of float, shape (K,), optional
+        What the round would have cost with every arm, in plain target steps.
     """
 
     query: str
@@ -64,6 +69,8 @@ class Round:
     owed: int = 0
     step: float = math.nan
     rewards: tuple[float, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+    steps: tuple[float, ...] | None = None
 
     @property
     def seconds(self) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits.kernel import kernel
+from metasd_bandits.lean import counted
 from metasd_bandits.stream import uniform
 
 __all__ = [
@@ -116,7 +117,7 @@ def named_views(buffer):
     )
 
 
-view = kernel(named_views)
+view = counted(forceinline=True)(named_views)
 
 
 @kernel

@@ -1,8 +1,11 @@
 """Trace files: one JSON line per round, appended as decoding goes, a versioned header first.
 
 Line 1 is the header, ``{"format": "metasd-trace", "version": 1, "arms": [...], ...}``; every
-other line is one `Round`. A crash loses at most the last line, which a reader drops with a
-warning. NaN is written as null, so that every line is strict JSON.
+other line is one `Round`. NaN is written as null, so that every line is strict JSON.
+
+Two faults are repaired, each with a warning that names the line: a last line cut off by a crash
+is dropped, and a second header that agrees with the first (two files joined end to end) is
+skipped. Everything else is an error. An arm may be written as its place or as its name.
 """
 
 from __future__ import annotations
@@ -10,21 +13,38 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from metasd_bandits import checks
 from metasd_bandits.round import Round
 
-__all__ = ["Trace", "TraceError", "TraceHeader", "TraceWriter", "read_trace"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Trace",
+    "TraceError",
+    "TraceHeader",
+    "TraceWriter",
+    "header_from_json",
+    "header_to_json",
+    "iter_rounds",
+    "read_header",
+    "read_trace",
+]
 
 FORMAT = "metasd-trace"
 VERSION = 1
 _FIELDS = [f.name for f in dataclasses.fields(Round)]
 _REQUIRED = [f.name for f in dataclasses.fields(Round) if f.default is dataclasses.MISSING]
-_NAN_FIELDS = {"propensity", "step"}
+_NAN_FIELDS = ("propensity", "step")
+_PER_ARM = {"rewards": float, "tokens": int, "steps": float}
+_COUNTS = ("index", "drafted", "accepted", "emitted", "owed")
+_NUMBERS = ("block_efficiency", "block_divergence", "reward", "propensity", "step")
 
 
 class TraceError(ValueError):
@@ -93,31 +113,17 @@ class TraceWriter:
         self.header = header
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if not fresh:
-            self._check_same(header)
+            require_same(read_header(self.path), header, str(self.path))
+            _mend_tail(self.path)
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
         if fresh:
-            self._line({"format": FORMAT, "version": VERSION, **dataclasses.asdict(header)})
-
-    def _check_same(self, header: TraceHeader) -> None:
-        present = _read_header(self.path)
-        for name in ("arms", "draft_length", "reward"):
-            mine, theirs = getattr(header, name), getattr(present, name)
-            if mine != theirs:
-                raise TraceError(
-                    f"{self.path} already holds a trace with {name}={theirs!r}, not {mine!r}; "
-                    "write to another file"
-                )
-        _drop_torn_tail(self.path)
+            self._file.write(header_to_json(header) + "\n")
+            self._file.flush()
 
     def write(self, round_: Round) -> None:
         """Append one round; it is on its way to the disk when this returns."""
-        self._line({name: getattr(round_, name) for name in _FIELDS})
-
-    def _line(self, values: dict[str, Any]) -> None:
-        clean = {
-            k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()
-        }
-        self._file.write(json.dumps(clean, separators=(",", ":"), allow_nan=False) + "\n")
+        values = {name: _nulls_for_nan(getattr(round_, name)) for name in _FIELDS}
+        self._file.write(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -131,7 +137,7 @@ class TraceWriter:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace file written by `TraceWriter`.
+    """Read a JSON Lines trace file into memory.
 
     A truncated last line (a crash in mid-write) is dropped with a warning.
 
@@ -141,75 +147,158 @@ def read_trace(path: str | Path) -> Trace:
         If the file is no trace, of an unknown version, or a line is damaged.
     """
     path = Path(path)
-    header = _read_header(path)
+    header = read_header(path)
     return Trace(header, list(iter_rounds(path, header)))
 
 
 def iter_rounds(path: Path, header: TraceHeader) -> Iterator[Round]:
-    """The rounds of a trace file, one at a time, in bounded memory."""
+    """The rounds of a JSON Lines trace file, one at a time, in bounded memory."""
     with path.open(encoding="utf-8") as file:
         next(file)
         for number, line in enumerate(file, start=2):
-            if not line.endswith("\n"):
-                warnings.warn(
-                    f"{path}: the last line ({number}) is cut off, as after a crash; it is dropped",
-                    stacklevel=2,
-                )
+            where = f"{path}:{number}"
+            try:
+                values = json.loads(line)
+            except ValueError:
+                if line.endswith("\n"):
+                    raise TraceError(f"{where} is not JSON; remove or repair the line") from None
+                _repaired(f"{where}: the last line is cut off, as after a crash; it is dropped")
                 return
-            yield _parse_round(path, number, line, header)
+            if isinstance(values, dict) and values.get("format") == FORMAT:
+                require_same(header_from_json(line, where), header, where)
+                _repaired(f"{where}: a second header, equal to the first, is skipped")
+                continue
+            yield _parse_round(where, values, header)
 
 
-def _read_header(path: Path) -> TraceHeader:
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
+def read_header(path: str | Path) -> TraceHeader:
+    """The header of a JSON Lines trace file."""
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        return header_from_json(file.readline(), str(path))
+
+
+def header_to_json(header: TraceHeader) -> str:
+    """A header as its one line of JSON, the version in it."""
+    values = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(header)}
+    return json.dumps(values, separators=(",", ":"), allow_nan=False)
+
+
+def header_from_json(text: str, where: str) -> TraceHeader:
+    """The inverse of `header_to_json`; `where` stands in the messages."""
     try:
-        values = json.loads(first)
+        values = json.loads(text)
     except ValueError:
         values = None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise TraceError(f"{path} is no trace: its first line is not a {FORMAT!r} header")
+        raise TraceError(f"{where} is no trace: its first line is not a {FORMAT!r} header")
     if values.get("version") != VERSION:
         raise TraceError(
-            f"{path} has trace version {values.get('version')!r}; this release reads {VERSION}"
+            f"{where} has trace version {values.get('version')!r}; this release reads {VERSION}"
         )
     try:
-        return TraceHeader(
-            tuple(values["arms"]),
-            values["draft_length"],
-            values["policy"],
-            values["reward"],
-            values.get("meta", {}),
+        arms = tuple(values["arms"])
+        header = TraceHeader(
+            arms, values["draft_length"], values["policy"], values["reward"], values.get("meta", {})
         )
     except KeyError as missing:
-        raise TraceError(f"{path}: the header lacks {missing}") from None
+        raise TraceError(f"{where}: the header lacks {missing}") from None
+    if not arms or len(set(arms)) < len(arms) or not all(isinstance(a, str) for a in arms):
+        raise TraceError(f"{where}: arms={list(arms)!r} must be different names, at least one")
+    return header
 
 
-def _parse_round(path: Path, number: int, line: str, header: TraceHeader) -> Round:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        raise TraceError(f"{path}:{number} is not JSON; remove or repair the line") from None
+def require_same(theirs: TraceHeader, mine: TraceHeader, where: str) -> None:
+    """Raise `TraceError` unless two headers describe rounds that may stand in one file."""
+    for name in ("arms", "draft_length", "reward"):
+        a, b = getattr(theirs, name), getattr(mine, name)
+        if a != b:
+            raise TraceError(
+                f"{where} holds a trace with {name}={a!r}, not {b!r}; keep them in two files"
+            )
+
+
+def _parse_round(where: str, values: Any, header: TraceHeader) -> Round:
+    if not isinstance(values, dict):
+        raise TraceError(f"{where} is not a JSON object; remove or repair the line")
     missing = [name for name in _REQUIRED if name not in values]
     if missing:
-        raise TraceError(f"{path}:{number} lacks {', '.join(missing)}")
+        raise TraceError(f"{where} lacks {', '.join(missing)}")
     unknown = sorted(values.keys() - set(_FIELDS))
     if unknown:
-        raise TraceError(f"{path}:{number} has unknown fields {', '.join(unknown)}")
-    for name in _NAN_FIELDS & values.keys():
-        if values[name] is None:
+        raise TraceError(f"{where} has unknown fields {', '.join(unknown)}")
+    for name in _NAN_FIELDS:
+        if values.get(name, 0.0) is None:
             values[name] = math.nan
+    if isinstance(values["arm"], str):
+        values["arm"] = arm_index(where, values["arm"], header)
+    for name, kind in _PER_ARM.items():
+        if values.get(name) is not None:
+            values[name] = _per_arm(where, name, values[name], kind, len(header.arms))
+    _check_types(where, values)
     if not 0 <= values["arm"] < len(header.arms):
         raise TraceError(
-            f"{path}:{number} names arm {values['arm']}, but the header has {len(header.arms)} arms"
+            f"{where} names arm {values['arm']}, but the header has {len(header.arms)} arms"
         )
-    if values.get("rewards") is not None:
-        values["rewards"] = tuple(values["rewards"])
     return Round(**values)
 
 
-def _drop_torn_tail(path: Path) -> None:
-    """Cut a last line without its newline, so that appending does not weld two lines together."""
+def arm_index(where: str, name: str, header: TraceHeader) -> int:
+    """The place of a named arm, or `TraceError` with the near match."""
+    try:
+        return header.arms.index(checks.choice("arm", name, header.arms))
+    except checks.ConfigError as error:
+        raise TraceError(f"{where}: {error}") from None
+
+
+def _per_arm(where: str, name: str, items: Any, kind: type, n_arms: int) -> tuple[Any, ...]:
+    if not isinstance(items, list) or len(items) != n_arms:
+        raise TraceError(f"{where}: {name} must list one value for each of the {n_arms} arms")
+    read = tuple(math.nan if x is None and kind is float else x for x in items)
+    if not all(isinstance(x, (kind, int)) and not isinstance(x, bool) for x in read):
+        raise TraceError(f"{where}: {name}={items!r} must hold numbers only")
+    return tuple(kind(x) for x in read)
+
+
+def _check_types(where: str, values: dict[str, Any]) -> None:
+    for name in ("arm", *_COUNTS):
+        if type(values.get(name, 0)) is not int:
+            raise TraceError(f"{where}: {name}={values[name]!r} is not an integer")
+    for name in _NUMBERS:
+        value = values.get(name, 0.0)
+        if type(value) is int:
+            values[name] = float(value)
+        elif type(value) is not float:
+            raise TraceError(f"{where}: {name}={value!r} is not a number")
+    if not isinstance(values["query"], str):
+        raise TraceError(f"{where}: query={values['query']!r} is not text")
+
+
+def _nulls_for_nan(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_nulls_for_nan(x) for x in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _repaired(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
+def _mend_tail(path: Path) -> None:
+    """Make the file end in a whole line, so that appending does not weld two lines together."""
     with path.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
+        end = file.seek(0, os.SEEK_END)
+        tail, start = b"", end
+        while start and b"\n" not in tail:
+            start = max(0, start - 65536)
+            file.seek(start)
+            tail = file.read(end - start)
+        last = tail.rpartition(b"\n")[2]
+        if not last:
+            return
+        try:
+            json.loads(last)
+        except ValueError:
+            file.truncate(end - len(last))
+        else:
+            file.seek(end)
+            file.write(b"\n")

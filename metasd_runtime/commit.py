@@ -1,0 +1,48 @@
+"""Committing a round: emit what verification allows, to the first stop; roll back the rest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from metasd_runtime.draft import Draft
+from metasd_runtime.ragged import Row
+from metasd_runtime.stopping import Finish, Stopping
+from metasd_runtime.target import Target
+from metasd_runtime.verify import Verdict
+
+__all__ = ["Committed", "commit"]
+
+
+class Committed(NamedTuple):
+    """What a round added to the text.
+
+    Attributes
+    ----------
+    emitted : list of int
+        Accepted drafts and the target's own token, cut behind the first stop.
+    finish : Finish or None
+        Why the text ends here, if it does.
+    """
+
+    emitted: list[int]
+    finish: Finish | None
+
+
+def commit(
+    tokens: list[int], draft: Draft, verdict: Verdict, target: Target | Row, stopping: Stopping
+) -> Committed:
+    """Append the round's tokens to `tokens`, one by one, and bring the target's cache in line.
+
+    Afterwards the cache holds every token but the last, as between all rounds.
+    """
+    block = len(draft.tokens) + 1
+    before = len(tokens)
+    finish = None
+    for token in [*draft.tokens[: verdict.accepted], verdict.token]:
+        tokens.append(token)
+        finish = stopping.after(tokens)
+        if finish is not None:
+            break
+    emitted = tokens[before:]
+    target.rollback(block - len(emitted))
+    return Committed(emitted, finish)

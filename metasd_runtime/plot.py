@@ -1,0 +1,63 @@
+"""A picture of decoding: which drafter was chosen in which round, and what it earned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from metasd_bandits import Round, TraceHeader
+
+__all__ = ["plot_rounds"]
+
+# Okabe and Ito's colours, told apart by colour-blind readers; the markers also in grey print.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def plot_rounds(header: TraceHeader, rounds: Sequence[Round], path: Path) -> Path:
+    """One panel per query: each round a point, its height the reward, its colour the drafter.
+
+    Parameters
+    ----------
+    header : TraceHeader
+    rounds : sequence of Round
+        Of one or several queries, in order.
+    path : Path
+        Where the picture goes; the suffix names its format. Written beside, then renamed.
+
+    Returns
+    -------
+    Path
+        The same path.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    queries = list(dict.fromkeys(round_.query for round_ in rounds))
+    figure = Figure(figsize=(8, 0.6 + 1.7 * len(queries)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(queries), squeeze=False, sharey=True)[:, 0]
+    for panel, query in zip(panels, queries, strict=True):
+        for arm, name in enumerate(header.arms):
+            chosen = [r for r in rounds if r.query == query and r.arm == arm]
+            panel.scatter(
+                [r.index for r in chosen],
+                [r.reward for r in chosen],
+                s=18,
+                color=_COLOURS[arm % len(_COLOURS)],
+                marker=_MARKERS[arm % len(_MARKERS)],
+                label=name if panel is panels[0] else None,
+                linewidths=0,
+            )
+        panel.set_title(query, loc="left", fontsize=9)
+        panel.set_ylim(-0.05, 1.05)
+        panel.set_ylabel(header.reward, fontsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", linewidth=0.4, alpha=0.5)
+    panels[-1].set_xlabel("round")
+    figure.legend(loc="outside upper center", ncols=min(len(header.arms), 5), frameon=False)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    figure.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
+    temporary.replace(path)
+    return path

@@ -1,0 +1,163 @@
+"""The target: a causal language model with a cache that rolls back in O(1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from metasd_runtime.hf import (
+    PreallocatedLayer,
+    cache_argument,
+    cache_of,
+    new_layers,
+    output_width,
+    refuse_stateful,
+    unwrapped,
+)
+
+__all__ = ["CachedModel", "Forward", "Target"]
+
+_PREFILL_CHUNK = 512
+_FIRST_CAPACITY = 256
+
+
+class Forward(NamedTuple):
+    """What one forward gives at each position of a block of n tokens.
+
+    Attributes
+    ----------
+    logits : (n, vocabulary) float32
+        For the token that follows each position.
+    features : (n, layers x hidden) or None
+        The hidden states that were asked for, at each position, side by side.
+    """
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class CachedModel:
+    """A causal LM and the tokens its cache holds; forward extends them, `rollback` forgets.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal LM whose layers are all attention.
+    layers : list of PreallocatedLayer, optional
+        Shared storage (early exit drafts in the target's own first layers).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, layers: list[PreallocatedLayer] | None = None
+    ) -> None:
+        model = unwrapped(model)
+        refuse_stateful(model)
+        self.model = model
+        self.layers = new_layers(model, _FIRST_CAPACITY) if layers is None else layers
+        self._cache = cache_of(self.layers)
+        self._cache_argument = cache_argument(model)
+        self.forwards = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
+        """Another cache of the same model, empty: a drafter's clone shares the weights."""
+        return CachedModel(self.model)
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self.layers[0].length
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits (padded vocabularies included)."""
+        return output_width(self.model)
+
+    @property
+    def max_length(self) -> int | None:
+        """Most positions the model can take, or None where its config names no limit."""
+        return getattr(
+            self.model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
+
+    def reset(self) -> None:
+        """Forget every token; the storage stays."""
+        for layer in self.layers:
+            layer.reset()  # one by one: an interrupted forward leaves them at different lengths
+
+    def rollback(self, n: int) -> None:
+        """Forget the last n tokens, O(1)."""
+        for layer in self.layers:
+            layer.length -= n
+
+    @torch.inference_mode()
+    def take_back(self, n: int) -> list[tuple[Tensor, Tensor]]:
+        """Forget the last n tokens, but give out what was stored of them: keys and values."""
+        stored = [layer.tail(n) for layer in self.layers]
+        self.rollback(n)
+        return stored
+
+    @torch.inference_mode()
+    def bring_back(self, stored: list[tuple[Tensor, Tensor]]) -> None:
+        """Extend the cache by what `take_back` gave out at the same place."""
+        for layer, (keys, values) in zip(self.layers, stored, strict=True):
+            layer.update(keys, values)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Sequence[int], *, keep: int = 0, features: Sequence[int] = ()
+    ) -> Forward:
+        """Extend the cache by `tokens`; the logits behind each, or behind the last `keep`.
+
+        `features` names hidden states by the layers behind them; the last is behind the final
+        norm as well.
+        """
+        ids = torch.tensor([tokens], device=self.device)
+        output = self.model(
+            input_ids=ids,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=bool(features),
+            return_dict=True,
+            **{self._cache_argument: self._cache},
+        )
+        self.forwards += 1
+        states = [output.hidden_states[layer][0] for layer in features]
+        hidden = torch.cat(states, -1) if states else None
+        return Forward(output.logits[0].float(), hidden)
+
+    def prefill(self, tokens: Sequence[int], features: Sequence[int] = ()) -> Tensor | None:
+        """Extend the cache by a prompt, in chunks, computing no more logits than it must.
+
+        Returns the `features` asked for, as `forward` does.
+        """
+        chunks = [
+            self.forward(tokens[start : start + _PREFILL_CHUNK], keep=1, features=features).features
+            for start in range(0, len(tokens), _PREFILL_CHUNK)
+        ]
+        states = [chunk for chunk in chunks if chunk is not None]
+        return torch.cat(states) if states else None
+
+
+class Target(CachedModel):
+    """The large model whose output MetaSD reproduces.
+
+    Between rounds the cache holds every token but the last, which opens the next block.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        super().__init__(model)
+        self.tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Target:
+        """The target itself: there is one, whoever draws on it."""
+        return self

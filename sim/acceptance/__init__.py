@@ -1,0 +1,9 @@
+"""Acceptance models: how many drafts a target accepts; one file per law."""
+
+from sim.acceptance.base import AcceptanceModel, Place
+from sim.acceptance.clustered import Clustered
+from sim.acceptance.iid import IID
+from sim.acceptance.language import Language
+from sim.acceptance.recorded import Recorded
+
+__all__ = ["IID", "AcceptanceModel", "Clustered", "Language", "Place", "Recorded"]

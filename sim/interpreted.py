@@ -1,0 +1,45 @@
+"""An engine's own text, run by Python: for policies and models that are not compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from metasd_bandits.policy import Policy
+from metasd_bandits.specialise import MARKER
+from sim.schedules import place
+
+__all__ = ["interpret"]
+
+
+def interpret(
+    template: ModuleType, policy: Policy | None, kernels: dict[str, Callable[..., Any]]
+) -> ModuleType:
+    """`template` as plain Python, with the policy's methods in the places of its kernels."""
+    lines = [
+        "" if line.endswith(MARKER) else line for line in inspect.getsource(template).splitlines()
+    ]
+    text = "\n".join(lines)
+    for decorator in ("from numba import njit", "from metasd_bandits.lean import lean"):
+        text = text.replace(decorator, "")
+    module = ModuleType(f"{template.__name__}_interpreted")
+    module.__dict__.update(
+        njit=_as_it_is,
+        lean=_as_it_is,
+        select=lambda s, stream: s.select(),
+        update=lambda s, arm, reward, cost, propensity: s.update(arm, reward, cost=cost),
+        **{name: getattr(kernel, "py_func", kernel) for name, kernel in kernels.items()},
+    )
+    exec(compile(text, module.__name__, "exec"), module.__dict__)
+    module.__dict__.update(
+        place=getattr(place, "py_func", place),
+        view=lambda buffer: policy,
+    )
+    return module
+
+
+def _as_it_is(**options: Any) -> Callable[..., Any]:
+    """The decorator of a template's functions where nothing is compiled."""
+    return lambda function: function

@@ -1,0 +1,115 @@
+"""The paper's tables as data, and how a table's single-drafter columns become an environment.
+
+Tables of MetaSD (arXiv 2604.05417) stand in ``sim/tables``; each file names its table. A drafter's
+speedup s over plain decoding is g / c: tokens per round over what a round costs, in plain steps.
+c = 1.15 is what table 19 measures (block efficiency over speedup, 1.13 to 1.17 in every column);
+g then gives the acceptance rate, by inverting the model's tokens per round. Where s c < 1, which
+no drafter can do at that cost, the round is taken to be dearer instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metasd_bandits import checks
+from sim.acceptance import Clustered
+from sim.costs import Costs
+from sim.environment import Environment
+
+__all__ = ["DRAFT_LENGTH", "TABLES", "Fitted", "environment_of", "load_fitted", "load_table"]
+
+DRAFT_LENGTH = 5  # fits table 2's block efficiencies best
+TABLES = (2, 3, 4, 5, 7, 12, 14, 15, 16, 19)
+_FOLDER = Path(__file__).parent / "tables"
+_LEAST_TOKENS = 1.02  # per round, for a drafter that helps less than its cost
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the paper leaves open.
+
+    Attributes
+    ----------
+    spread, cluster : float
+        Of `sim.acceptance.Clustered`; from table 2's fifteen moments.
+    round_cost : float
+        Plain steps of a round; from table 19.
+    switch, beta, gamma, budget, tokens
+        Cost of a switch in plain steps, MetaSD-UCB's beta, MetaSD-EXP3's gamma, MetaSD-SH's
+        budget, and one output length for each task; from table 3, its bandit columns included.
+    """
+
+    spread: float = 0.6
+    cluster: float = 0.1
+    round_cost: float = 1.15
+    switch: float = 0.1
+    beta: float = 0.1
+    gamma: float = 0.3
+    budget: int = 15
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def policies(self) -> dict[str, tuple[str, str]]:
+        """Bandit column -> policy and the reward it learns from."""
+        return {
+            "rand": ("uniform", "bd"),
+            "exp3": (f"exp3:gamma={self.gamma}", "bd"),
+            "sh": (f"sh:budget={self.budget}", "bd"),
+            "ucb-be": (f"ucb:beta={self.beta}", "be"),
+            "ucb": (f"ucb:beta={self.beta}", "bd"),
+        }
+
+
+def load_table(number: int) -> dict[str, Any]:
+    """A table's file; ``rows`` maps a task to its columns."""
+    if number not in TABLES:
+        raise checks.ConfigError(f"table={number} is not kept; give one of {TABLES}")
+    return json.loads((_FOLDER / f"table{number:02d}.json").read_text())
+
+
+def load_fitted() -> Fitted:
+    """The frozen parameters."""
+    return Fitted(**json.loads((_FOLDER / "fitted.json").read_text()))
+
+
+def save_fitted(fitted: Fitted, path: Path) -> None:
+    """Write parameters as `load_fitted` reads them."""
+    path.write_text(json.dumps(asdict(fitted), indent=1) + "\n")
+
+
+def environment_of(
+    speedups: Sequence[float], tokens: int, fitted: Fitted, switch: float | None = None
+) -> Environment:
+    """Drafters of the given single-drafter speedups, on outputs of `tokens` tokens."""
+    alphas, block = infer(np.asarray(speedups, dtype=float), fitted)
+    acceptance = Clustered(alphas, DRAFT_LENGTH, spread=fitted.spread, cluster=fitted.cluster)
+    costs = Costs(
+        draft=(block - 1.0) / DRAFT_LENGTH, switch=fitted.switch if switch is None else switch
+    )
+    return Environment(acceptance, tokens, costs=costs)
+
+
+def infer(
+    speedups: NDArray[np.float64], fitted: Fitted
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Acceptance rate and round cost of each drafter, from its speedup alone."""
+    tokens = np.maximum(speedups * fitted.round_cost, _LEAST_TOKENS)
+    grid, g = _tokens_by_alpha(fitted.spread, fitted.cluster)
+    return np.interp(tokens, g, grid), tokens / speedups
+
+
+@lru_cache(maxsize=4)
+def _tokens_by_alpha(
+    spread: float, cluster: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens per round over a grid of acceptance rates."""
+    grid = np.linspace(0.0, 1.0, 201)
+    g = Clustered(grid, DRAFT_LENGTH, spread=spread, cluster=cluster).tokens_per_round()[0]
+    return grid, g

@@ -1,0 +1,1 @@
+"""Studies: one file per command, each a function that returns a `sim.report.Report`."""

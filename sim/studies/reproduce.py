@@ -1,0 +1,249 @@
+"""The paper's tables, predicted from their single-drafter columns (``metasd-sim reproduce``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from metasd_bandits import checks
+from metasd_bandits.plotting import COLOURS, new_figure
+from sim.acceptance import Clustered
+from sim.jobs import Jobs, Task
+from sim.paper import DRAFT_LENGTH, TABLES, Fitted, environment_of, load_fitted, load_table
+from sim.report import Interval, Report, mean_interval
+from sim.simulate import Runs
+
+__all__ = ["Prediction", "predict_table", "reproduce", "score"]
+
+FITTED_TABLE = 3
+_MARKS = dict(zip(("rand", "exp3", "sh", "ucb-be", "ucb"), "sv^Do", strict=True))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One bandit cell of a table.
+
+    Attributes
+    ----------
+    table : int
+    row, column : str
+    paper : float
+        The published speedup.
+    predicted : Interval
+        The simulated one; its interval holds the simulation's noise alone.
+    """
+
+    table: int
+    row: str
+    column: str
+    paper: float
+    predicted: Interval
+
+    @property
+    def error(self) -> float:
+        """Relative, in percent."""
+        return 100.0 * (self.predicted.value / self.paper - 1.0)
+
+
+def reproduce(
+    numbers: Sequence[int] = TABLES,
+    *,
+    replications: int = 1000,
+    seed: int = 0,
+    jobs: Jobs | None = None,
+    fitted: Fitted | None = None,
+) -> Report:
+    """Predict the bandit columns of the given tables and compare.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        Any of `sim.paper.TABLES`. Table 2 compares reward statistics; table 3 is the one that
+        the free parameters were fitted on.
+    replications, seed : int
+    jobs : Jobs, optional
+    fitted : Fitted, optional
+        Other parameters than the frozen ones.
+    """
+    fitted = fitted or load_fitted()
+    rows: list[dict[str, Any]] = []
+    cells: list[Prediction] = []
+    for number in numbers:
+        if load_table(number)["kind"] == "rewards":
+            rows += _reward_rows(number, fitted)
+        else:
+            cells += predict_table(number, fitted, replications, seed, jobs or Jobs())
+    rows += [
+        {
+            "table": c.table,
+            "row": c.row,
+            "column": c.column,
+            "paper": c.paper,
+            "predicted": str(c.predicted),
+            "error %": round(c.error, 1),
+        }
+        for c in cells
+    ]
+    data: dict[str, Any] = {"fitted": vars(fitted)}
+    notes = []
+    if cells:
+        data["score"] = score(cells)
+        notes = [f"{name}: {value}" for name, value in data["score"].items()]
+    notes.append(
+        "acceptance and round cost come from the single-drafter columns; all else was fitted on "
+        f"table 3 (correlation on table 2) and frozen: {_short(fitted)}"
+    )
+    title = "Tables of arXiv 2604.05417, predicted"
+    return Report(title, rows, notes, data, (lambda: _draw(cells)) if cells else None)
+
+
+def predict_table(
+    number: int, fitted: Fitted, replications: int, seed: int, jobs: Jobs
+) -> list[Prediction]:
+    """Every bandit cell of one speedup table."""
+    table = load_table(number)
+    policies = fitted.policies()
+    cells, tasks = [], []
+    for name, row in table["rows"].items():
+        B = fitted.tokens[table.get("task", name.split()[0])]
+        texts = [row["drafters"]]
+        if table["kind"] == "mixture":
+            texts = _languages(np.array(row["drafters"]))
+        for column in policies.keys() & row.keys():
+            policy, reward = policies[column]
+            options = {"reward": reward, "seed": seed}
+            cells.append((name, column, row[column], len(texts)))
+            tasks += [
+                Task(environment_of(text, B, fitted), policy, replications, options)
+                for text in texts
+            ]
+    runs, out = iter(jobs.run(tasks)), []
+    for name, column, paper, parts in cells:
+        predicted = _speedup([next(runs) for _ in range(parts)])
+        out.append(Prediction(number, name, column, paper, predicted))
+    order = list(policies)
+    names = list(table["rows"])
+    return sorted(out, key=lambda c: (names.index(c.row), order.index(c.column)))
+
+
+def _languages(speedups: NDArray[np.float64]) -> list[list[float]]:
+    """Table 5's drafters on each language, scaled to table 19's columns: one text per language.
+
+    A drafter's speedup over equal shares of the languages is a harmonic mean, because times add.
+    """
+    matrix = np.array([row["drafters"] for row in load_table(5)["rows"].values()])
+    scale = speedups * (1.0 / matrix).mean(0)
+    return [list(row) for row in matrix * scale]
+
+
+def _speedup(parts: Sequence[Runs]) -> Interval:
+    """Tokens over steps of all queries together; the interval is that of a ratio of means.
+
+    Blocks count whole, because the published single-drafter speedups, from which acceptance was
+    inferred, already hold what a last block overshoots.
+    """
+    tokens = np.concatenate([runs.whole_tokens(DRAFT_LENGTH) for runs in parts])
+    steps = np.concatenate([runs.steps for runs in parts])
+    ratio = float(tokens.sum() / steps.sum())
+    spread = mean_interval((tokens - ratio * steps) / steps.mean())
+    half = (spread.high - spread.low) / 2
+    return Interval(ratio, ratio - half, ratio + half)
+
+
+def score(cells: Sequence[Prediction]) -> dict[str, Any]:
+    """How the predictions stand against their goals."""
+    fresh = [c for c in cells if c.table != FITTED_TABLE]
+    out: dict[str, Any] = {}
+
+    def mean_error(chosen: list[Prediction], column: str | None = None) -> float:
+        errors = [abs(c.error) for c in chosen if column in (None, c.column)]
+        return round(float(np.mean(errors)), 2) if errors else math.nan
+
+    out["UCB, tables not fitted: mean |error| % (goal 4)"] = mean_error(fresh, "ucb")
+    out["all bandit columns, tables not fitted: mean |error| % (goal 8)"] = mean_error(fresh)
+    out["all bandit columns: mean |error| %"] = mean_error(list(cells))
+    rows: dict[tuple[int, str], list[Prediction]] = {}
+    for c in cells:
+        rows.setdefault((c.table, c.row), []).append(c)
+    several = {key: row for key, row in rows.items() if len(row) > 1}
+    right = {key: _same_order(row) for key, row in several.items()}
+    if right:
+        share = 100.0 * sum(right.values()) / len(right)
+        out["rows with the right order of policies % (goal 90)"] = round(share, 1)
+        out["rows in another order"] = [f"{t} {name}" for (t, name), ok in right.items() if not ok]
+    worst = sorted(cells, key=lambda c: -abs(c.error))[:5]
+    out["largest errors"] = [f"{c.table} {c.row} {c.column} {c.error:+.1f} %" for c in worst]
+    return out
+
+
+def _same_order(row: Sequence[Prediction]) -> bool:
+    """No two columns that the paper tells apart are predicted the other way round."""
+    return all(
+        (a.paper - b.paper) * (a.predicted.value - b.predicted.value) >= 0.0
+        for a in row
+        for b in row
+    )
+
+
+def _reward_rows(number: int, fitted: Fitted) -> list[dict[str, Any]]:
+    """Table 2: moments of the rewards, mean BD given."""
+    table = load_table(number)["rows"]
+    alphas = [row["bd_mean"] for row in table.values()]
+    model = Clustered(alphas, DRAFT_LENGTH, spread=fitted.spread, cluster=fitted.cluster)
+    moments = model.moments()
+    return [
+        {
+            "table": number,
+            "row": name,
+            "column": key,
+            "paper": row[key],
+            "predicted": f"{moments[key][0, i]:.3f}",
+            "error %": round(100.0 * (float(moments[key][0, i]) / row[key] - 1.0), 1),
+        }
+        for i, (name, row) in enumerate(table.items())
+        for key in ("be_mean", "be_var", "bd_var", "zero")
+    ]
+
+
+def _short(fitted: Fitted) -> str:
+    values = {k: v for k, v in vars(fitted).items() if k != "tokens"}
+    lengths = ", ".join(f"{task} {B}" for task, B in fitted.tokens.items())
+    return ", ".join(f"{k} {v:g}" for k, v in values.items()) + f"; tokens: {lengths}"
+
+
+def _draw(cells: Sequence[Prediction]) -> Figure:
+    figure, axes = new_figure(width=6.4, height=5.2)
+    columns = [column for column in _MARKS if any(c.column == column for c in cells)]
+    for column, colour in zip(columns, COLOURS, strict=False):
+        for fitted, face in ((True, "none"), (False, colour)):
+            of = [c for c in cells if c.column == column and (c.table == FITTED_TABLE) == fitted]
+            label = f"{column} (fitted)" if fitted else column
+            if of:
+                axes.plot(
+                    [c.paper for c in of],
+                    [c.predicted.value for c in of],
+                    _MARKS[column],
+                    color=colour,
+                    markerfacecolor=face,
+                    label=label,
+                )
+    ends = np.array(axes.get_xlim())
+    axes.plot(ends, ends, color="#555555", linewidth=1.0)
+    axes.fill_between(ends, 0.92 * ends, 1.08 * ends, color="#bbbbbb", alpha=0.3, linewidth=0)
+    axes.set(xlabel="published speedup", ylabel="predicted speedup (band: 8 %)", xlim=ends)
+    axes.legend(loc="upper left")
+    return figure
+
+
+def check_numbers(text: str) -> list[int]:
+    """Table numbers from the command line: ``all``, or one of those kept."""
+    if text == "all":
+        return list(TABLES)
+    known = {str(n): n for n in TABLES}
+    return [known[checks.choice("table", text, known)]]
