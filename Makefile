@@ -3,7 +3,7 @@
 #   make demo                 MetaSD on five prompts, against plain decoding
 #   make test                 ruff, mypy, the docs as a test, pytest
 #   make docs                 the site, docs/_build/html/index.html
-#   make bench-decode         tokens per second, as ratios (likewise bench-bandits, bench-sim)
+#   make bench-decode         tokens per second, as ratios (likewise bench-batch, bench-bandits, bench-sim)
 #   make check-transformers   the runtime's tests with the oldest and the newest transformers
 #   make clean                remove what this file made (not the model cache)
 #
@@ -20,7 +20,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # PyTorch's threads fight with whatever else is busy; tests do not need more than one.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: demo test docs lint docs-test bench-decode bench-bandits bench-sim check-transformers clean
+.PHONY: demo test docs lint docs-test bench-decode bench-batch bench-bandits bench-sim check-transformers clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -46,8 +46,13 @@ docs-test: $(VENV)/.test-installed
 bench-decode: $(VENV)/.installed
 	$(PY) -m metasd_runtime.bench_decode
 
-bench-bandits: $(VENV)/.installed
-	$(PY) -m metasd_bandits.bench
+# PEERS: a Python with economize and flashspec, to have them take part.
+bench-batch: $(VENV)/.installed
+	$(PY) -m metasd_runtime.bench_batch $(if $(PEERS),--peers $(PEERS))
+
+bench-bandits: $(VENV)/.installed .venv-peers/.installed
+	$(PY) -m metasd_bandits.bench --peers .venv-peers/bin/python
+	$(PY) -m metasd_bandits.bench_replay
 
 bench-sim: $(VENV)/.installed .venv-peers/.installed
 	$(PY) -m sim.bench --peers .venv-peers/bin/python

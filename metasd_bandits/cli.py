@@ -22,6 +22,7 @@ from metasd_bandits.estimators import ESTIMATORS, estimate
 from metasd_bandits.importers import open_bandit_reader, vowpal_wabbit_reader
 from metasd_bandits.intervals import Estimate, ReplayError
 from metasd_bandits.parquet import convert as convert_trace
+from metasd_bandits.regret import regret_against_best
 from metasd_bandits.rejection import rejection_replay
 from metasd_bandits.replay import full_replay
 from metasd_bandits.results import ReplayResult, difference
@@ -74,7 +75,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             except FileNotFoundError as error:
                 _fail(f"{error.filename}: there is no such file or folder")
             except OSError as error:
-                _fail(f"{error.filename}: {error.strerror}")
+                _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
     return run
 
@@ -133,19 +134,25 @@ def evaluate(
     level: Level = 0.95,
     floor: Floor = None,
     clip: Clip = None,
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Also against the best drafter (full, with --tokens).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what one policy earns, with intervals."""
-    reader = open_trace(trace)
+    reader, result = open_trace(trace), None
     checks.choice("method", method, METHODS)
+    if regret and (method != "full" or tokens is None):
+        raise checks.ConfigError("--regret needs --method full and --tokens B")
     if method in ESTIMATORS:
         with _progress(reader, method, quiet=as_json) as step:
             estimates = estimate(reader, policy, methods=[method], tokens=tokens, clip=clip,
                                  level=level, progress=step)  # fmt: skip
-        result = None
     else:
         result = _replay(reader, policy, method, scope, seeds, tokens, level, floor, quiet=as_json)
         estimates = list(result.estimates.values())
+    if regret and result and tokens is not None:
+        estimates += regret_against_best(reader, result, tokens)
     if as_json:
         found: dict[str, Any] = {"policy": policy, "estimates": [e.as_dict() for e in estimates]}
         if result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
     "ColumnReader",
     "Reader",
     "RoundReader",
+    "ahead",
     "batch_of",
     "by_query",
     "concatenated",
@@ -203,6 +205,15 @@ def open_trace(source: str | Path | Trace | Reader) -> Reader:
     from metasd_bandits.parquet import ParquetReader  # pyarrow is slow to import
 
     return ParquetReader(path)
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, the next one read by another thread while this one is used."""
+    with ThreadPoolExecutor(1) as reader:
+        pending = reader.submit(next, batches, None)
+        while (batch := pending.result()) is not None:
+            pending = reader.submit(next, batches, None)
+            yield batch
 
 
 def batch_of(

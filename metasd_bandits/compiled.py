@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,7 +28,7 @@ _OPTIONAL = ("propensity", "update_all")
 class CompiledPolicy(Policy):
     """Base of every built-in policy; a frozen dataclass whose fields are its hyperparameters.
 
-    The subclass's module holds functions decorated with ``@njit``:
+    The subclass's module holds functions decorated with `metasd_bandits.kernel.kernel`:
 
     - ``select(s, stream) -> arm``: decide and book the pull (`metasd_bandits.state.pick_max` or
       `pick_by_probability` do the booking);
@@ -125,6 +126,8 @@ class CompiledPolicy(Policy):
     ) -> None:
         if not 0.0 <= reward <= 1.0:
             raise ValueError(f"reward={reward!r} is outside [0, 1]; nothing was learned from it")
+        if type(arm) is not int:
+            arm = operator.index(arm)
         if not 0 <= arm < self._buffer[0]:
             raise ValueError(f"arm={arm!r} is not in [0, {int(self._buffer[0])})")
         if not 0.0 < cost < math.inf:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform, word
 
 __all__ = ["beta", "gamma", "normal"]
@@ -39,7 +40,7 @@ _HEIGHT = np.exp(-0.5 * _EDGE**2)
 _TO_SIGNED = 1.0 / 4503599627370496.0  # 2**-52
 
 
-@njit
+@kernel
 def normal(stream):
     """Next standard normal draw."""
     while True:
@@ -56,7 +57,7 @@ def normal(stream):
             return x
 
 
-@njit
+@kernel
 def _tail(stream, sign):
     """A normal draw beyond the widest layer (Marsaglia 1964)."""
     while True:
@@ -66,7 +67,7 @@ def _tail(stream, sign):
             return math.copysign(_TAIL + x, sign)
 
 
-@njit
+@kernel
 def gamma(stream, shape):
     """Next gamma draw of the given shape (positive) and scale 1."""
     boost = 1.0
@@ -89,7 +90,7 @@ def gamma(stream, shape):
             return boost * d * v
 
 
-@njit
+@kernel
 def beta(stream, a, b):
     """Next Beta(a, b) draw, a and b at least 0.1 (below, both gammas may underflow)."""
     x = gamma(stream, a)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule
 from metasd_bandits.state import State, pick_max, record, trials
 from metasd_bandits.stream import uniform
@@ -45,7 +45,7 @@ def set_schedule(s: State, phases: Sequence[tuple[int, int]]) -> None:
     s.memory[FIRST:] = np.array(phases, dtype=float).reshape(-1)
 
 
-@njit
+@kernel
 def index(s):
     """In (2, 3]: below the phase's target, fewest pulls first. In [0, 1]: a survivor's mean."""
     phase = int(s.memory[PHASE])
@@ -63,7 +63,7 @@ def index(s):
 _, probabilities, propensity = index_rule(index)
 
 
-@njit
+@kernel
 def select(s, stream):
     index(s)
     arm = pick_max(s, stream)
@@ -72,7 +72,7 @@ def select(s, stream):
     return arm
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
     while s.memory[PHASE] < s.memory[PHASES] and _complete(s):
@@ -80,7 +80,7 @@ def update(s, arm, reward, cost, propensity):
         s.memory[PHASE] += 1.0
 
 
-@njit
+@kernel
 def _complete(s):
     target = s.memory[FIRST + 2 * int(s.memory[PHASE])]
     for i in range(s.score.size):
@@ -89,7 +89,7 @@ def _complete(s):
     return True
 
 
-@njit
+@kernel
 def _keep(s, count):
     """Eliminate the worst survivor until `count` remain. O(K^2), once per phase."""
     alive = 0.0
@@ -104,7 +104,7 @@ def _keep(s, count):
         alive -= 1.0
 
 
-@njit
+@kernel
 def _worse(s, i, j):
     if s.available[i] != s.available[j]:
         return s.available[i] < s.available[j]

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.columns import Batch, Reader, open_trace
+from metasd_bandits.columns import Batch, Reader, ahead, open_trace
 from metasd_bandits.intervals import (
     FEWEST_UNITS,
     Bootstrap,
@@ -54,6 +54,7 @@ Model = Callable[[Batch], ArrayLike]
 # Columns of the sums: n, w, cut weight, then for each estimator's numerator (all but snips share
 # w x) the outcomes reward, Y, Y^2.
 N, WEIGHT, EXCESS, WX, CLIPPED, DR = 0, 1, 2, 3, 6, 9
+_LOGGED = ("arm", "reward", "propensity", "emitted")
 _ALIKE = "rounds to B tokens takes queries as alike; where they differ, the true mean is larger"
 
 
@@ -118,7 +119,7 @@ def estimate(
     M = math.sqrt(log.rounds) if clip is None else checks.number("clip", clip, 0.0, open_low=True)
     by_query, by_round = UnitSums(12), UnitSums(12)
     done = 0
-    for batch in reader.batches(("arm", "reward", "propensity", "emitted")):
+    for batch in ahead(reader.batches(_LOGGED)):
         columns = _columns(batch, probabilities(batch), log, M, model)
         by_query.add(batch.query, *columns)
         by_round.add(np.arange(done, done + len(batch)), *columns)
@@ -227,7 +228,7 @@ def _survey(reader: Reader, probabilities: Callable[[Batch], NDArray[np.float64]
     """Read the log once and refuse it where it does not support the target."""
     K = len(reader.header.arms)
     log, wanted = _Log(K), np.zeros(K, dtype=bool)
-    for batch in reader.batches(("arm", "reward", "propensity", "emitted")):
+    for batch in ahead(reader.batches(_LOGGED)):
         p, arm, pi = batch["propensity"], batch["arm"], probabilities(batch)
         chosen = pi[arm, np.arange(len(arm))]
         _check_propensities(p, chosen)

@@ -93,7 +93,7 @@ class ParquetReader(Reader):
         self.query_names.clear()
         ids: dict[str, int] = {}
         arms = {arm: i for i, arm in enumerate(self.header.arms)}
-        for record in self._file.iter_batches(rows, columns=wanted, use_threads=False):
+        for record in self._file.iter_batches(rows, columns=wanted):
             column = dict(zip(record.schema.names, record.columns, strict=True))
             batch = Batch(self._codes(column["query"], ids, "query"))
             self.query_names.extend(list(ids)[len(self.query_names) :])
@@ -120,7 +120,8 @@ class ParquetReader(Reader):
                     f"{', '.join(ids)}"
                 )
             return np.array([ids[word] for word in words], dtype=np.int64)[codes]
-        used, first = np.unique(codes, return_index=True)
+        runs = codes[np.flatnonzero(np.diff(codes, prepend=-1))]
+        used, first = np.unique(runs, return_index=True)
         for code in used[np.argsort(first)].tolist():
             ids.setdefault(words[code], len(ids))
         table = np.zeros(len(words), dtype=np.int64)
@@ -192,12 +193,13 @@ def _write_batches(
     fields += [(n, _arrow(dtype)) for n, dtype in SCALARS.items() if n != "arm"]
     fields += [(f"{n}.{arm}", _arrow(PER_ARM[n])) for n in per_arm for arm in header.arms]
     schema = pa.schema(fields).with_metadata({_KEY: header_to_json(header).encode()})
-    coded = [n for n, t in fields if t == _TEXT or t == pa.int64() or n == "block_efficiency"]
-    if header.reward in ("be", "tokens"):
-        coded += ["reward", *(f"rewards.{arm}" for arm in header.arms)]
     written = 0
     with pq.ParquetWriter(
-        path, schema, compression=compression, use_dictionary=coded, write_statistics=False
+        path,
+        schema,
+        compression=compression,
+        dictionary_pagesize_limit=2**18,  # few values are coded, continuous ones soon stored plain
+        write_statistics=False,
     ) as writer:
         for batch in reader.batches((*SCALARS, *PER_ARM)):
             late = [n for n in batch.per_arm if n not in per_arm]

@@ -1,20 +1,27 @@
-"""Who plays a policy over columns: the compiled engine, or Python for a user's own class."""
+"""Who plays a policy over columns: the compiled engine, or Python for a user's own class.
+
+A query begins for a replayed policy as it begins for a live one: it is reset, or, where it is
+`metasd_bandits.carried.Carried`, it forgets by that rule.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from metasd_bandits.carried import Carried
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.intervals import ReplayError
 from metasd_bandits.policy import Policy
 from metasd_bandits.specialise import specialise
-from metasd_bandits.stream import make_stream
+from metasd_bandits.state import named_views
 
 __all__ = ["Player", "make_player"]
 
@@ -27,7 +34,10 @@ class Player(Protocol):
     """One policy with one seed, on its way through a trace."""
 
     def play(self, starts: Flags, rewards: Floats, costs: Floats) -> Arms:
-        """Full replay of a batch: (n,) starts, (K, n) rewards, (K, n or 1) costs -> (n,) arms."""
+        """Full replay of a batch: (n,) starts, (K, n) rewards, (K, n or 1) costs -> (n,) arms.
+
+        `starts` marks the first round of each query.
+        """
 
     def match(
         self, starts: Flags, logged: Arms, rewards: Floats, costs: Floats, keep: Flags
@@ -37,10 +47,13 @@ class Player(Protocol):
 
 def make_player(policy: Policy, n_arms: int, seed: int) -> Player:
     """The compiled engine where the policy has kernels, else the interpreter with a warning."""
-    if isinstance(policy, CompiledPolicy):
-        return _Compiled(policy, n_arms, seed)
+    inner = policy.policy if isinstance(policy, Carried) else policy
+    if isinstance(inner, CompiledPolicy):
+        return _Compiled(inner, policy.keep if isinstance(policy, Carried) else 0.0, n_arms, seed)
+    if isinstance(policy, Carried) and type(inner).forget is Policy.forget:
+        raise ReplayError(f"policy {inner.name!r} cannot be carried; implement forget()")
     warnings.warn(
-        f"policy {policy.name!r} is plain Python, so its replay is interpreted and perhaps a "
+        f"policy {inner.name!r} is plain Python, so its replay is interpreted and perhaps a "
         "hundred times slower; derive it from metasd_bandits.compiled.CompiledPolicy, with "
         "select, update and probabilities under @njit, to compile it",
         stacklevel=3,
@@ -49,41 +62,71 @@ def make_player(policy: Policy, n_arms: int, seed: int) -> Player:
 
 
 class _Compiled:
-    def __init__(self, policy: CompiledPolicy, n_arms: int, seed: int) -> None:
-        policy = copy.copy(policy)
-        policy.reset(n_arms, seed)  # validates hyperparameters against K
+    """The engine; a query begins inside it wherever that is a reset, or nothing at all."""
+
+    def __init__(self, policy: CompiledPolicy, keep: float, n_arms: int, seed: int) -> None:
+        self._policy = copy.deepcopy(policy)
+        self._policy.reset(n_arms, seed)
         self._engine = _engine(type(policy))
         self._fresh = policy.fresh_buffer(n_arms)
-        self._buffer = self._fresh.copy()
-        self._stream = make_stream(seed)
+        self._every = np.empty(n_arms) if "update_all" in policy.kernels() else None
         self._waiting = np.full(1, -1, dtype=np.int64)
+        self._keep = 0.0 if policy.restarts else keep
+        self._resets = self._keep == 0.0
+        self._remembers = self._keep == 1.0 and policy.memory(n_arms) == 0
 
     def play(self, starts: Flags, rewards: Floats, costs: Floats) -> Arms:
         arms = np.empty(len(starts), dtype=np.int64)
-        rewards, costs = np.ascontiguousarray(rewards), np.ascontiguousarray(costs)
-        masked = bool(np.isnan(rewards).any())
-        self._engine.play(
-            self._fresh, self._buffer, self._stream, starts, rewards, costs, masked, arms
-        )
+        tables = (np.ascontiguousarray(rewards), np.ascontiguousarray(costs))
+        masked = bool(np.isnan(rewards.min()))
+
+        def run(first: int, last: int, resets: Flags) -> None:
+            policy = self._policy
+            state = (self._fresh, policy._buffer, policy._stream, first, last, resets)
+            if self._every is None:
+                self._engine.play(*state, *tables, masked, arms)
+            else:
+                self._engine.play_all(*state, *tables, masked, arms, self._every)
+
+        self._by_query(starts, run, always=False)
         return arms
 
     def match(
         self, starts: Flags, logged: Arms, rewards: Floats, costs: Floats, keep: Flags
     ) -> Flags:
         taken = np.empty(len(starts), dtype=np.bool_)
-        self._engine.match(
-            self._fresh,
-            self._buffer,
-            self._stream,
-            starts,
-            logged,
-            rewards,
-            costs,
-            keep,
-            self._waiting,
-            taken,
-        )
+
+        def run(first: int, last: int, resets: Flags) -> None:
+            policy = self._policy
+            state = (self._fresh, policy._buffer, policy._stream, first, last, resets)
+            self._engine.match(*state, logged, rewards, costs, keep, self._waiting, taken)
+
+        self._by_query(starts, run, always=True)  # a query drops the decision that waits
         return taken
+
+    def _by_query(
+        self, starts: Flags, run: Callable[[int, int, Flags], None], always: bool
+    ) -> None:
+        """Run the rounds, stopping for the policy to forget where the engine cannot do it."""
+        never = np.zeros_like(starts)
+        if self._resets:
+            run(0, len(starts), starts)
+        elif self._remembers and not always:
+            run(0, len(starts), never)
+        else:
+            first = 0
+            for last in [*np.flatnonzero(starts).tolist(), len(starts)]:
+                run(first, last, never)
+                first = last
+                if last < len(starts):
+                    self._forget()
+
+    def _forget(self) -> None:
+        self._waiting[0] = -1
+        if self._remembers:
+            named_views(self._policy._buffer).pending[:] = 0.0
+        else:
+            self._policy.forget(self._keep)
 
 
 @cache
@@ -95,10 +138,16 @@ def _engine(policy_class: type[CompiledPolicy]) -> ModuleType:
 
 class _Interpreted:
     def __init__(self, policy: Policy, n_arms: int, seed: int) -> None:
-        self._policy: Any = copy.copy(policy)
+        self._policy = copy.deepcopy(policy)
         self._n_arms = n_arms
-        self._policy.reset(n_arms, seed)
-        self._waiting = -1
+        self._policy.begin(n_arms, seed)
+        self._fresh, self._waiting = True, -1
+
+    def _start(self) -> None:
+        """A query begins; the first one has begun already, with the seed."""
+        if not self._fresh:
+            self._policy.begin(self._n_arms)
+        self._fresh, self._waiting = False, -1
 
     def play(self, starts: Flags, rewards: Floats, costs: Floats) -> Arms:
         arms = np.empty(len(starts), dtype=np.int64)
@@ -107,10 +156,12 @@ class _Interpreted:
         timed = costs.shape[1] > 1
         for t in range(len(arms)):
             if starts[t]:
-                self._policy.reset(self._n_arms)
-            arm = self._policy.select(~np.isnan(rows[t]) if masked[t] else None)
+                self._start()
+            usable = ~np.isnan(rows[t]) if masked[t] else None
+            arm = self._policy.select(usable)
             cost = float(costs[arm, t if timed else 0])
-            self._policy.update(arm, float(rows[t, arm]), cost=cost, rewards=rows[t])
+            every = None if masked[t] else rows[t].copy()
+            self._policy.update(arm, float(rows[t, arm]), cost=cost, rewards=every)
             arms[t] = arm
         return arms
 
@@ -121,8 +172,7 @@ class _Interpreted:
         timed = len(costs) > 1
         for t in range(len(taken)):
             if starts[t]:
-                self._policy.reset(self._n_arms)
-                self._waiting = -1
+                self._start()
             if self._waiting < 0:
                 self._waiting = self._policy.select()
             if keep[t] and logged[t] == self._waiting:

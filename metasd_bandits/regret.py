@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +32,7 @@ __all__ = [
     "best_fixed",
     "expected_rounds",
     "pseudo_regret",
+    "regret_against_best",
     "regret_from_trace",
     "stopping_regret",
     "time_pseudo_regret",
@@ -156,13 +158,20 @@ def regret_from_trace(
     """
     reader = open_trace(source)
     played = full_replay(reader, policy, scope=scope, seeds=seeds, tokens=tokens, level=level)
-    result = {}
+    return {e.quantity.split()[2]: e for e in regret_against_best(reader, played, tokens)}
+
+
+def regret_against_best(reader: Reader, played: ReplayResult, tokens: int) -> list[Estimate]:
+    """Regret of a full replay on its own trace, ``regret in rounds`` and ``regret in steps``."""
+    level = played["reward per round"].level
+    result = []
     for unit in ("rounds", "steps"):
         quantity = f"{unit} to {tokens} tokens"
         if unit == "steps" and quantity in played.unanswered:
             continue
         best = best_fixed(reader, quantity, tokens, level)
-        result[unit] = difference(played, best, quantity)
+        gap = difference(played, best, quantity)
+        result.append(replace(gap, quantity=f"regret in {unit} to {tokens} tokens"))
     return result
 
 

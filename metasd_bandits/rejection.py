@@ -16,7 +16,6 @@ from metasd_bandits.columns import Reader, open_trace
 from metasd_bandits.intervals import ReplayError
 from metasd_bandits.players import make_player
 from metasd_bandits.policy import Policy
-from metasd_bandits.registry import make_policy
 from metasd_bandits.replay import (
     UNTIMED,
     Progress,
@@ -25,6 +24,7 @@ from metasd_bandits.replay import (
     check_options,
     check_rewards,
     in_order,
+    scoped,
 )
 from metasd_bandits.results import ReplayResult, summed_up
 from metasd_bandits.tally import Tally
@@ -48,7 +48,8 @@ def rejection_replay(
     The policy decides, and its decision waits for a logged round with that arm; rounds in
     between are passed over. Under a uniform logger every match counts. Under a logger with
     recorded propensities p a match counts with probability floor / p, which makes acceptance
-    equally likely for all arms. The answer is for a shorter run: about one round in K is kept.
+    equally likely for all arms. The answer is for a shorter run: the share `floor` of the rounds is
+    kept, one in K under a uniform logger.
 
     Parameters
     ----------
@@ -70,8 +71,8 @@ def rejection_replay(
     based news article recommendation algorithms"; acceptance by propensity is the same argument
     after thinning the log to a uniform one.
     """
-    reader, policy = open_trace(source), make_policy(policy)
-    options = check_options(scope, seeds, tokens, level)
+    reader, policy = open_trace(source), scoped(policy, scope)
+    options = check_options(seeds, tokens, level)
     K = len(reader.header.arms)
     floor = _logger_floor(reader, floor)
     players = [make_player(policy, K, seed) for seed in options.seeds]
@@ -81,7 +82,7 @@ def rejection_replay(
     if not reader.header.draft_length:
         unknown["tokens"] = "this log holds no tokens (it was imported)"
     fields = ("arm", "reward", "propensity", "emitted", "step")
-    for batch, starts in in_order(reader, fields, scope, progress):
+    for batch, starts in in_order(reader, fields, policy, progress):
         check_rewards(batch["reward"])
         timed = bool((np.isfinite(batch["step"]) & (batch["step"] > 0.0)).all())
         if not timed:

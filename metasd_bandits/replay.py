@@ -13,6 +13,7 @@ have drafted from other positions of the text than the log did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.columns import Batch, Reader, open_trace
+from metasd_bandits.carried import Carried
+from metasd_bandits.columns import Batch, Reader, ahead, open_trace
 from metasd_bandits.intervals import (
     ReplayError,
 )
@@ -62,7 +64,8 @@ def full_replay(
     policy : str or Policy
         As `make_policy` reads it; an object is copied, not changed.
     scope : {"query", "carried"}
-        Forget at the start of each query, or never.
+        Forget at the start of each query, or never. A `metasd_bandits.carried.Carried` policy
+        follows its own rule at the start of each query.
     seeds : sequence of int
         One run for each; all share one pass over the trace.
     tokens : int, optional
@@ -78,13 +81,13 @@ def full_replay(
     ReplayError
         If a round lacks the rewards of every arm, or queries interleave under scope "query".
     """
-    reader, policy = open_trace(source), make_policy(policy)
-    options = check_options(scope, seeds, tokens, level)
+    reader, policy = open_trace(source), scoped(policy, scope)
+    options = check_options(seeds, tokens, level)
     K = len(reader.header.arms)
     players = [make_player(policy, K, seed) for seed in options.seeds]
     tallies = [Tally(K, tokens) for _ in players]
     unknown: dict[str, str] = {}
-    for batch, starts in in_order(reader, _FULL, scope, progress):
+    for batch, starts in in_order(reader, _FULL, policy, progress):
         rewards, costs = _full_rewards(batch), _costs(batch, K)
         emitted, steps = tokens_of(batch, reader), batch.full("steps")
         if emitted is None:
@@ -106,10 +109,10 @@ def decisions(
 
     The batches carry rewards, tokens and steps of every arm. Raises as `full_replay` does.
     """
-    reader, policy = open_trace(source), make_policy(policy)
+    reader, policy = open_trace(source), scoped(policy, scope)
     K = len(reader.header.arms)
     player = make_player(policy, K, checks.integer("seed", seed, 0))
-    for batch, starts in in_order(reader, _FULL, scope, None):
+    for batch, starts in in_order(reader, _FULL, policy, None):
         yield batch, player.play(starts, _full_rewards(batch), _costs(batch, K))
 
 
@@ -129,37 +132,43 @@ def tokens_of(batch: Batch, reader: Reader) -> NDArray[Any] | None:
     return None
 
 
-def check_options(scope: str, seeds: Sequence[int], tokens: int | None, level: float) -> Options:
-    """What was asked for, once it makes sense."""
+def scoped(policy: str | Policy, scope: str) -> Policy:
+    """The policy under its scope, as the decoder wraps it."""
+    policy = make_policy(policy)
     checks.choice("scope", scope, ("query", "carried"))
+    if scope == "carried" and not isinstance(policy, Carried):
+        return Carried(policy)
+    return policy
+
+
+def check_options(seeds: Sequence[int], tokens: int | None, level: float) -> Options:
+    """What was asked for, once it makes sense."""
     if not len(seeds):
         raise checks.ConfigError("seeds is empty; give at least one seed")
     if tokens is not None:
         checks.integer("tokens", tokens, 1)
     level = checks.number("level", level, 0.0, 1.0, open_low=True, open_high=True)
-    return Options(scope, tuple(checks.integer("seed", s, 0) for s in seeds), tokens, level)
+    return Options(tuple(checks.integer("seed", s, 0) for s in seeds), tokens, level)
 
 
 def in_order(
-    reader: Reader, fields: Sequence[str], scope: str, progress: Progress | None
+    reader: Reader, fields: Sequence[str], policy: Policy, progress: Progress | None
 ) -> Iterator[tuple[Batch, NDArray[np.bool_]]]:
-    """Batches with a flag where the policy starts afresh."""
-    last = -1
-    for batch in reader.batches(fields):
-        steps = np.diff(batch.query, prepend=last)
-        if scope == "query" and (steps < 0).any():
-            name = reader.query_names[batch.query[int(np.argmax(steps < 0))]]
+    """Batches, each with a flag at the first round of every query."""
+    last = largest = -1
+    for batch in ahead(reader.batches(fields)):
+        query = batch.query
+        fell = query < np.concatenate(([last], query[:-1]))
+        if fell.any() and not isinstance(policy, Carried):
+            name = reader.query_names[query[int(np.argmax(fell))]]
             raise ReplayError(
                 f"query {name!r} goes on after another began (batched decoding), so that a policy "
                 "cannot be reset per query; sort the trace with metasd-replay convert "
                 "--by-query, or use scope 'carried'"
             )
-        starts = steps > 0
-        if scope == "carried":
-            starts = np.zeros(len(batch), dtype=bool)
-            starts[0] = last < 0
-        last = int(batch.query[-1])
-        yield batch, starts
+        before = np.maximum.accumulate(np.concatenate(([largest], query[:-1])))
+        last, largest = int(query[-1]), max(largest, int(query.max()))
+        yield batch, query > before
         if progress:
             progress(len(batch))
 
@@ -175,7 +184,7 @@ def _full_rewards(batch: Batch) -> NDArray[np.float64]:
             "estimation, which need the used arm's reward only"
         )
     check_rewards(rewards)
-    if np.isnan(rewards).all(axis=0).any():
+    if np.isnan(rewards.min()) and np.isnan(rewards).all(axis=0).any():
         raise ReplayError("in some round no arm could serve: every reward is NaN")
     return rewards
 
@@ -185,6 +194,8 @@ def _costs(batch: Batch, n_arms: int) -> NDArray[np.float64]:
     steps = batch.full("steps")
     if steps is None:
         return np.ones((n_arms, 1))
+    if steps.min() > 0.0 and steps.max() < math.inf:
+        return steps
     usable = ~np.isnan(batch.per_arm["rewards"])
     if not (np.isfinite(steps) & (steps > 0.0))[usable].all():
         raise ReplayError("the log holds a step that is not positive and finite")
@@ -193,6 +204,8 @@ def _costs(batch: Batch, n_arms: int) -> NDArray[np.float64]:
 
 def check_rewards(rewards: NDArray[np.float64]) -> None:
     """Refuse rewards that no policy takes; NaN is the caller's business."""
+    if rewards.min() >= 0.0 and rewards.max() <= 1.0:
+        return
     outside = (rewards < 0.0) | (rewards > 1.0)
     if outside.any():
         raise ReplayError(

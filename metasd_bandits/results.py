@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from metasd_bandits.carried import Carried
 from metasd_bandits.intervals import (
     FEWEST_UNITS,
     Bootstrap,
@@ -17,17 +18,14 @@ from metasd_bandits.intervals import (
     UnitSums,
 )
 from metasd_bandits.policy import Policy
-from metasd_bandits.tally import Tally
+from metasd_bandits.tally import REACHED, REWARD, ROUNDS_TO, STEPS, STEPS_TO, TOKENS, N, Tally
 
 __all__ = ["Options", "ReplayResult", "difference", "policy_text", "summed_up"]
-
-N, REWARD, TOKENS, STEPS, REACHED, ROUNDS_TO, STEPS_TO = range(7)
 
 
 class Options(NamedTuple):
     """What was asked of a replay."""
 
-    scope: str
     seeds: tuple[int, ...]
     tokens: int | None
     level: float
@@ -40,7 +38,8 @@ class ReplayResult:
     Attributes
     ----------
     policy, method, scope : str
-        As they were asked for; method is ``full`` or ``rejection``.
+        As they were asked for; method is ``full`` or ``rejection``, scope ``query`` or
+        ``carried``.
     seeds : tuple of int
         One run for each; sums are averaged over them.
     estimates : dict of str to Estimate
@@ -114,6 +113,9 @@ def summed_up(
     unknown: dict[str, str],
 ) -> ReplayResult:
     """The result of one run per seed; `unknown` tells why tokens or steps are not in the log."""
+    scope = "query"
+    if isinstance(policy, Carried):
+        scope = "carried" if policy.keep == 1.0 else f"carried, keep={policy.keep:g}"
     tokens, steps = unknown.get("tokens", ""), unknown.get("steps", "")
     asked = {
         "reward per round": "",
@@ -153,12 +155,12 @@ def summed_up(
             tallies[0].rounds,
             round(accepted),
             accepted,
-            notes=_notes(method, options.scope, of),
+            notes=_notes(method, scope, of),
         )
     return ReplayResult(
         policy_text(policy),
         method,
-        options.scope,
+        scope,
         options.seeds,
         estimates,
         np.mean([t.pulls / max(1, t.pulls.sum()) for t in tallies], axis=0),
@@ -177,6 +179,8 @@ def _mean_of(parts: list[UnitSums]) -> NDArray[np.float64]:
 
 def policy_text(policy: Policy) -> str:
     """A policy as `make_policy` reads it."""
+    if isinstance(policy, Carried):
+        return policy_text(policy.policy)
     if not is_dataclass(policy):
         return policy.name
     written = ",".join(f"{f.name}={getattr(policy, f.name)}" for f in fields(policy))
@@ -190,7 +194,7 @@ def _notes(method: str, scope: str, unit: str) -> tuple[str, ...]:
             f"fewer than {FEWEST_UNITS} queries: the interval resamples blocks of rounds and does "
             "not tell how another run of a learning policy would differ"
         )
-    elif scope == "carried":
+    elif scope != "query":
         notes.append("the policy learns across queries; the interval takes them as exchangeable")
     if method == "rejection":
         notes.append("the answer is for runs as long as the accepted rounds, not as the log")

@@ -3,9 +3,6 @@
 An *index* policy fills ``s.score`` with an index per arm and takes the largest; a *sampling*
 policy fills it with probabilities and draws. Either way the policy's file holds its equation
 alone, and `index_rule` or `sampling_rule` makes the compiled functions around it.
-
-Kernels carry plain ``@njit`` without ``cache=True``: what is cached on disk are the modules that
-`metasd_bandits.specialise` writes, keyed by the text of every function they reach.
 """
 
 from __future__ import annotations
@@ -14,8 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
-
+from metasd_bandits.kernel import kernel
 from metasd_bandits.state import (
     pick_by_probability,
     pick_max,
@@ -84,37 +80,37 @@ def _compiled_for(owner: Callable[..., Any], *functions: Callable[..., Any]) -> 
     """Compile, as functions of the owner's file: that is where they are imported from."""
     for function in functions:
         function.__module__ = owner.__module__
-    select, probabilities, propensity = (njit(function) for function in functions)
+    select, probabilities, propensity = (kernel(function) for function in functions)
     return select, probabilities, propensity
 
 
-@njit
+@kernel
 def learn_mean(s, arm, reward, cost, propensity):
     """The update of a policy that remembers means and counts alone."""
     record(s, arm, reward)
 
 
-@njit
+@kernel
 def learn_variance(s, arm, reward, cost, propensity):
     """The update of a policy that needs variances too: row 0 sums squared rewards."""
     s.rows[0, arm] += reward * reward
     record(s, arm, reward)
 
 
-@njit
+@kernel
 def variance(s, i):
     """Variance of arm i's rewards, from the sum of squares in row 0; 0 before the first."""
     return max(s.rows[0, i] / s.pulls[i] - s.mean[i] * s.mean[i], 0.0) if s.pulls[i] > 0.0 else 0.0
 
 
-@njit
+@kernel
 def anytime_rate(s):
     """sqrt(ln K / (K t)), t the round at hand: the learning rate that needs no horizon."""
     K = s.score.size
     return math.sqrt(math.log(K) / (K * (s.clock[0] + 1.0)))
 
 
-@njit
+@kernel
 def importance(s, arm, propensity):
     """The probability to weight by: the one given, else that of the arm's last selection."""
     return s.chance[arm] if math.isnan(propensity) else propensity
@@ -123,7 +119,7 @@ def importance(s, arm, propensity):
 COUNT, TOTAL = 0, 1  # rows of a policy that forgets: the pulls that still count, their rewards
 
 
-@njit
+@kernel
 def recent_pulls(s):
     """How many pulls still count, over all arms. O(K)."""
     t = 0.0
@@ -132,7 +128,7 @@ def recent_pulls(s):
     return t
 
 
-@njit
+@kernel
 def recent_index(s, beta, t):
     """MetaSD-UCB's index over the pulls that still count, t in all; untried arms first. O(K)."""
     wide = beta * math.sqrt(2.0 * math.log(max(t, 1.0)))
@@ -142,14 +138,14 @@ def recent_index(s, beta, t):
         s.score[i] = math.inf if n == 0.0 else mean + wide / math.sqrt(n)
 
 
-@njit
+@kernel
 def learn_loss(s, arm, reward, cost, propensity):
     """The update of exponential weights on losses: row 0 falls by the weighted loss."""
     s.rows[0, arm] -= (1.0 - reward) / importance(s, arm, propensity)
     record(s, arm, reward)
 
 
-@njit
+@kernel
 def softmax(s, scale):
     """Scores become exp(scale * rows[0]) over the available arms, normalised. O(K).
 
@@ -168,7 +164,7 @@ def softmax(s, scale):
         s.score[i] /= total
 
 
-@njit
+@kernel
 def mix(s, gamma):
     """Give the uniform choice among available arms the share gamma of the probability. O(K)."""
     count = 0.0
@@ -178,7 +174,7 @@ def mix(s, gamma):
         s.score[i] = (1.0 - gamma) * s.score[i] + gamma * s.available[i] / count
 
 
-@njit
+@kernel
 def explore(s, epsilon):
     """Indices become probabilities: the largest, or with share epsilon any available arm.
 

@@ -37,9 +37,9 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
         Its source holds at least one line that ends with ``# bound by specialise``; such lines
         import stand-ins for what is to be bound. A name that gets no kernel stays unbound.
     **kernels : compiled functions
-        Name in the template -> function decorated with `numba.njit`. Functions that live in an
-        importable file are cached across processes; others (typed at a prompt) are compiled
-        anew each time.
+        Name in the template -> function decorated with `metasd_bandits.kernel.kernel`.
+        Functions that live in an importable file are cached across processes; others (typed at
+        a prompt) are compiled anew each time.
 
     Returns
     -------

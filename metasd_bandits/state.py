@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from metasd_bandits.kernel import kernel
 from metasd_bandits.lean import counted
 from metasd_bandits.stream import uniform
 
@@ -117,16 +117,16 @@ def named_views(buffer):
     )
 
 
-view = counted()(named_views)
+view = counted(forceinline=True)(named_views)
 
 
-@njit
+@kernel
 def trials(s, i):
     """Pulls of arm i that are done or in flight."""
     return s.pulls[i] + s.pending[i]
 
 
-@njit
+@kernel
 def pick_max(s, stream):
     """Book and return an available arm of the largest score; ties uniform. O(K).
 
@@ -146,7 +146,7 @@ def pick_max(s, stream):
     return book(s, arm)
 
 
-@njit
+@kernel
 def pick_by_probability(s, stream):
     """Book and return an arm drawn from ``score``, read as probabilities that sum to 1. O(K)."""
     u = uniform(stream)
@@ -161,7 +161,7 @@ def pick_by_probability(s, stream):
     return book(s, arm)
 
 
-@njit
+@kernel
 def book(s, arm):
     """Count the decision and its pull in flight; return `arm`."""
     s.pending[arm] += 1.0
@@ -169,7 +169,7 @@ def book(s, arm):
     return arm
 
 
-@njit
+@kernel
 def tied_share(s, arm):
     """The probability with which `pick_max` chose `arm` from the scores as they stand. O(K)."""
     ties = 0
@@ -179,7 +179,7 @@ def tied_share(s, arm):
     return 1.0 / ties
 
 
-@njit
+@kernel
 def share_max(s):
     """Turn scores into the probabilities with which `pick_max` chooses."""
     best, ties = -np.inf, 0
@@ -195,7 +195,7 @@ def share_max(s):
         s.score[i] = 1.0 / ties if tied else 0.0
 
 
-@njit
+@kernel
 def record(s, arm, reward):
     """Land a reward: one pull fewer in flight, one more done, the mean moved. O(1)."""
     if s.pending[arm] > 0.0:

@@ -9,8 +9,10 @@ state to save.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
+
+from metasd_bandits.kernel import kernel
 
 __all__ = ["make_stream", "uniform", "word"]
 
@@ -28,12 +30,12 @@ def make_stream(seed: int | np.random.SeedSequence) -> NDArray[np.uint64]:
     return np.asarray(seed.generate_state(4, np.uint64), dtype=np.uint64)
 
 
-@njit
+@kernel
 def _rotl(x, k):
     return (x << uint64(k)) | (x >> uint64(64 - k))
 
 
-@njit
+@kernel
 def word(stream):
     """Next 64 random bits; advances `stream` in place.
 
@@ -51,7 +53,7 @@ def word(stream):
     return result
 
 
-@njit
+@kernel
 def uniform(stream):
     """Next double in [0, 1) with 53 random bits; advances `stream` in place. O(1)."""
     return (word(stream) >> uint64(11)) * _TO_UNIT

@@ -9,41 +9,49 @@ from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits.columns import Batch
-from metasd_bandits.intervals import UnitSums
+from metasd_bandits.intervals import FEWEST_UNITS, UnitSums
 
-__all__ = ["Tally"]
+__all__ = ["COLUMNS", "Tally"]
 
-
-@njit(cache=True)
-def _gather(arms, rewards, tokens, steps, out_reward, out_tokens, out_steps):
-    timed = steps.shape[1] > 1
-    known = tokens.shape[1] > 1
-    for t in range(arms.size):
-        arm = arms[t]
-        out_reward[t] = rewards[arm, t]
-        out_tokens[t] = tokens[arm, t if known else 0]
-        out_steps[t] = steps[arm, t if timed else 0]
+COLUMNS = 7
+N, REWARD, TOKENS, STEPS, REACHED, ROUNDS_TO, STEPS_TO = range(COLUMNS)
+_QUERY, _TOKENS, _ROUNDS, _STEPS, _FEWEST = range(5)
 
 
-@njit(cache=True)
-def _first_passage(query, tokens, steps, B, run, reached, rounds_to, steps_to):
-    """Rounds and steps until each query has emitted B tokens, marked where it happens.
+@njit(cache=True, nogil=True)
+def _add_rounds(query, units, width, arms, rows, rewards, tokens, steps, B, run, sums, pulls):
+    """Add rounds to their units; mark the round in which a query reaches B tokens.
 
-    run = [query, tokens, rounds, steps, fewest tokens of a query] carries on between batches.
+    rewards, tokens and steps are tables whose row for round t is rows[t]; tokens and steps may
+    have one column for all rounds. run = [query, tokens, rounds, steps, fewest tokens of a query]
+    carries on between batches.
     """
-    for t in range(query.size):
-        if query[t] != run[0]:
-            if run[0] >= 0.0:
-                run[4] = min(run[4], run[1])
-            run[0], run[1], run[2], run[3] = query[t], 0.0, 0.0, 0.0
-        before = run[1]
-        run[1] += tokens[t]
-        run[2] += 1.0
-        run[3] += steps[t]
-        crossed = before < B and run[1] >= B
-        reached[t] = 1.0 if crossed else 0.0
-        rounds_to[t] = run[2] if crossed else 0.0
-        steps_to[t] = run[3] if crossed else 0.0
+    known, timed = tokens.shape[1] > 1, steps.shape[1] > 1
+    for t in range(arms.size):
+        row = rows[t]
+        emitted = tokens[row, t if known else 0]
+        step = steps[row, t if timed else 0]
+        unit = sums[units[t] // width]
+        unit[N] += 1.0
+        unit[REWARD] += rewards[row, t]
+        unit[TOKENS] += emitted
+        unit[STEPS] += step
+        pulls[arms[t]] += 1
+        if query[t] != run[_QUERY]:
+            if run[_QUERY] >= 0.0:
+                run[_FEWEST] = min(run[_FEWEST], run[_TOKENS])
+            run[_QUERY], run[_TOKENS], run[_ROUNDS], run[_STEPS] = query[t], 0.0, 0.0, 0.0
+        before = run[_TOKENS]
+        run[_TOKENS] += emitted
+        run[_ROUNDS] += 1.0
+        run[_STEPS] += step
+        if before < B and run[_TOKENS] >= B:
+            unit[REACHED] += 1.0
+            unit[ROUNDS_TO] += run[_ROUNDS]
+            unit[STEPS_TO] += run[_STEPS]
+
+
+add_rounds: Any = _add_rounds  # numba's stubs know dispatchers without arguments only
 
 
 class Tally:
@@ -57,13 +65,13 @@ class Tally:
     """
 
     def __init__(self, n_arms: int, tokens: int | None) -> None:
-        self.by_query, self.by_round = UnitSums(7), UnitSums(7)
+        self.by_query, self.by_round = UnitSums(COLUMNS), UnitSums(COLUMNS)
         self.pulls = np.zeros(n_arms, dtype=np.int64)
         self.rounds = self.accepted = 0
         self._query_of_last = -1
-        self._B = tokens
-        self._run = np.array([-1.0, 0.0, 0.0, 0.0, np.inf])
         self._interleaved = False
+        self._B = float("inf") if tokens is None else float(tokens)
+        self._run = np.array([-1.0, 0.0, 0.0, 0.0, np.inf])
 
     @property
     def queries(self) -> int:
@@ -79,68 +87,62 @@ class Tally:
         steps: NDArray[np.float64] | None,
     ) -> None:
         """Rounds played with `arms`; the tables are (K, n)."""
-        n, K = len(arms), len(rewards)
-        reward, emitted, time = np.empty(n), np.empty(n), np.empty(n)
-        nothing = np.ones((K, 1))
-        _gather(
-            arms,
-            np.ascontiguousarray(rewards),
-            nothing if tokens is None else np.ascontiguousarray(tokens, dtype=np.float64),
-            nothing if steps is None else np.ascontiguousarray(steps),
-            reward,
-            emitted,
-            time,
-        )
-        self.rounds += n
         self._seen(query)
-        self._add(query, arms, reward, emitted, time)
+        nothing = np.ones((len(rewards), 1))
+        self._add(
+            query,
+            arms,
+            arms,
+            rewards,
+            nothing if tokens is None else tokens,
+            nothing if steps is None else steps,
+        )
 
     def add_logged(self, batch: Batch, taken: NDArray[np.bool_]) -> None:
         """The rounds of a batch that were taken."""
-        self.rounds += len(batch)
         self._seen(batch.query)
-        self._add(
-            batch.query[taken],
-            batch["arm"][taken],
-            batch["reward"][taken],
-            batch["emitted"][taken].astype(np.float64),
-            batch["step"][taken],
-        )
+        arms = batch["arm"][taken]
+        reward, tokens, steps = (batch[n][taken][None] for n in ("reward", "emitted", "step"))
+        self._add(batch.query[taken], arms, np.zeros_like(arms), reward, tokens, steps)
 
     def _seen(self, query: NDArray[np.int64]) -> None:
-        self._interleaved |= bool((np.diff(query, prepend=self._query_of_last) < 0).any())
-        self._query_of_last = max(self._query_of_last, int(query.max()))
+        self.rounds += len(query)
+        largest = int(query.max())
+        falls = query[0] < self._query_of_last or (query[1:] < query[:-1]).any()
+        self._interleaved |= bool(falls)
+        self._query_of_last = max(self._query_of_last, largest)
 
     def _add(
         self,
         query: NDArray[np.int64],
         arms: NDArray[np.int64],
-        reward: NDArray[np.float64],
-        tokens: NDArray[np.float64],
+        rows: NDArray[np.int64],
+        rewards: NDArray[np.float64],
+        tokens: NDArray[Any],
         steps: NDArray[np.float64],
     ) -> None:
         n = len(arms)
-        passage: list[NDArray[np.float64] | float] = [0.0, 0.0, 0.0]
-        if self._B is not None:
-            reached, rounds_to, steps_to = np.empty(n), np.empty(n), np.empty(n)
-            _first_passage(
-                query, tokens, steps, float(self._B), self._run, reached, rounds_to, steps_to
-            )
-            passage = [reached, rounds_to, steps_to]
-        columns = (1.0, reward, tokens, steps, *passage)
-        self.by_query.add(query, *columns)
-        self.by_round.add(np.arange(self.accepted, self.accepted + n), *columns)
+        if not n:
+            return
+        tables = (np.ascontiguousarray(table) for table in (rewards, tokens, steps))
+        rounds = (arms, rows, *tables)
+        if self.queries < FEWEST_UNITS:  # with more queries nobody asks for blocks of rounds
+            blocks = np.arange(self.accepted, self.accepted + n)
+            sums, width = self.by_round.room_for(blocks[-1])
+            aside = (self._run.copy(), sums, np.zeros_like(self.pulls))
+            add_rounds(query, blocks, width, *rounds, self._B, *aside)
+        sums, width = self.by_query.room_for(query.max())
+        add_rounds(query, query, width, *rounds, self._B, self._run, sums, self.pulls)
         self.accepted += n
-        self.pulls += np.bincount(arms, minlength=len(self.pulls))
 
     def too_short(self, tokens: int) -> str:
         """Why rounds to B tokens cannot be told, or an empty string."""
         if self._interleaved:
             return "queries interleave (batched decoding); sort them with convert --by-query"
-        early = self.queries - round(float(self.by_query.sums[:, 4].sum()))
+        early = self.queries - round(float(self.by_query.sums[:, REACHED].sum()))
         if not early:
             return ""
-        fewest = int(min(self._run[4], self._run[1]))
+        fewest = int(min(self._run[_FEWEST], self._run[_TOKENS]))
         return (
             f"{early} of {self.queries} queries end before {tokens} tokens; one has {fewest} only, "
             "so ask for at most that many"

@@ -326,7 +326,10 @@ def _state_round_trips(policy: Policy) -> None:
     policy.reset(K, seed=6)
     _play(policy, 37)
     policy.select()  # one pull in flight
-    state = json.loads(json.dumps(_offered(policy.state_dict)))
+    try:
+        state = json.loads(json.dumps(_offered(policy.state_dict)))
+    except TypeError as error:
+        raise AssertionError(f"gave a state that JSON cannot hold ({error}); use lists") from None
     twin = copy.deepcopy(policy)
     twin.reset(K, seed=999)
     _offered(twin.load_state_dict, state)
@@ -341,16 +344,15 @@ def _saved_state_is_a_copy(policy: Policy) -> None:
     _play(policy, 20)
     saved = _offered(policy.state_dict)
     before = copy.deepcopy(saved)
-    expected = _play(policy, ROUNDS, 20)
+    _play(policy, ROUNDS, 20)
     assert _same(saved, before), (
         "changed a state it had given away; copy arrays and lists in state_dict()"
     )
     _offered(policy.load_state_dict, saved)
-    again = _play(policy, ROUNDS, 20)
+    _play(policy, ROUNDS, 20)
     assert _same(saved, before), (
         "changed a state it had been given; copy arrays and lists in load_state_dict()"
     )
-    assert expected == again, "chose otherwise after going back to its own saved state"
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -425,6 +427,7 @@ CHECKS: tuple[Callable[[Policy], None], ...] = (
     _ties_are_uniform,
     _bad_feedback_is_refused,
     _keywords_are_accepted,
+    _feedback_may_be_late,
     _masked_arms_are_not_chosen,
     _a_mask_lasts_one_round,
     _probabilities_are_probabilities,
@@ -432,11 +435,10 @@ CHECKS: tuple[Callable[[Policy], None], ...] = (
     _probabilities_match_frequencies,
     _decide_tells_the_propensity,
     _permuting_arms_permutes_decisions,
-    _state_round_trips,
     _saved_state_is_a_copy,
+    _state_round_trips,
     _pickle_round_trips,
     _memory_is_bounded,
-    _feedback_may_be_late,
     _extreme_rewards_are_survived,
     _hyperparameters_stay,
 )

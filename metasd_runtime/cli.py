@@ -1,4 +1,4 @@
-"""The command line: ``metasd generate | demo | models``."""
+"""The command line: ``metasd generate | demo | models | train | pool | train-router``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from metasd_bandits import ConfigError
 from metasd_bandits.trace import TraceError
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.models_cli import app as models_app
+from metasd_runtime.pool import PoolError
+from metasd_runtime.router_cli import train_router_command
+from metasd_runtime.training.cli import show_pool, train
 
 __all__ = ["app", "main"]
 
@@ -24,6 +27,11 @@ app = typer.Typer(
     help="Speculative decoding in which a bandit learns, round by round, which drafter to use.",
 )
 app.add_typer(models_app, name="models")
+app.command("train")(train)
+app.command("pool")(show_pool)
+app.command("train-router")(train_router_command)
+app.command("train")(train)
+app.command("pool")(show_pool)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
@@ -39,8 +47,16 @@ def generate(
     drafters: Annotated[str, typer.Option(help="comma-separated pool of drafters")] = (
         "prompt-lookup,suffix,early-exit,none"
     ),
+    pool: Annotated[
+        str | None, typer.Option(help="a trained pool: its folder, or a target's name; joins in")
+    ] = None,
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
-    draft_length: Annotated[int, typer.Option(help="most tokens drafted in a round")] = 5,
+    draft_length: Annotated[
+        str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")
+    ] = "5",
+    draft_threshold: Annotated[
+        float, typer.Option(help="stop drafting where the drafter's confidence falls below this")
+    ] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens to emit")] = 256,
     temperature: Annotated[float, typer.Option(help="0 decodes greedily")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest tokens")] = None,
@@ -51,6 +67,12 @@ def generate(
     seed: Annotated[int, typer.Option(help="of the sampling and of the policy")] = 0,
     raw: Annotated[bool, typer.Option(help="no chat template around the prompt")] = False,
     trace: Annotated[Path | None, typer.Option(help="append the rounds to this file")] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="let every arm draft, one is used: a full trace; slow")
+    ] = False,
+    draft_all: Annotated[
+        bool, typer.Option("--draft-all", help="no bandit: all draft, the longest is used; slow")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     dtype: DTYPE = None,
     device: DEVICE = None,
@@ -65,10 +87,16 @@ def generate(
         target,
         dtype=dtype,
         device=device,
-        drafters=[name.strip() for name in drafters.split(",") if name.strip()],
+        drafters=[
+            *([] if pool is None else [f"pool:{pool}"]),
+            *[name.strip() for name in drafters.split(",") if name.strip()],
+        ],
         policy=policy,
         reward=reward,
-        draft_length=draft_length,
+        draft_length=_lengths(draft_length),
+        draft_threshold=draft_threshold,
+        shadow=shadow,
+        draft_all=draft_all,
     )
     tokenizer = metasd.tokenizer
     assert tokenizer is not None
@@ -122,6 +150,17 @@ def demo(
     run(out, max_new_tokens, dtype, device)
 
 
+def _lengths(text: str) -> int | list[int]:
+    """One draft length, or several to choose from."""
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"draft_length={text!r} is no whole number; give one, or several as in 2,4,8"
+        ) from None
+    return lengths[0] if len(lengths) == 1 else lengths
+
+
 def _as_dict(output: Any, text: str) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -152,7 +191,7 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         app(standalone_mode=True)
-    except (ConfigError, TraceError, ModelError, OSError) as error:
+    except (ConfigError, TraceError, ModelError, PoolError, OSError) as error:
         typer.echo(f"metasd: {error}", err=True)
         sys.exit(2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from metasd_runtime.draft import Draft
+from metasd_runtime.ragged import Row
 from metasd_runtime.stopping import Finish, Stopping
 from metasd_runtime.target import Target
 from metasd_runtime.verify import Verdict
@@ -28,7 +29,7 @@ class Committed(NamedTuple):
 
 
 def commit(
-    tokens: list[int], draft: Draft, verdict: Verdict, target: Target, stopping: Stopping
+    tokens: list[int], draft: Draft, verdict: Verdict, target: Target | Row, stopping: Stopping
 ) -> Committed:
     """Append the round's tokens to `tokens`, one by one, and bring the target's cache in line.
 

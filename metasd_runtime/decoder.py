@@ -19,7 +19,9 @@ from metasd_runtime.commit import commit
 from metasd_runtime.reward import Timing, score
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
+from metasd_runtime.scores import Scores
 from metasd_runtime.select import select_and_draft
+from metasd_runtime.shadow import shadow_rounds, with_every_arm
 from metasd_runtime.stopping import Finish, Stopping
 from metasd_runtime.target import Target
 from metasd_runtime.verify import verify
@@ -45,6 +47,12 @@ class Query:
         Why the text ended, once it has.
     prefill_seconds, plain_step : float
         Time of reading the prompt, and of one plain step (the unit of the throughput reward).
+    kept : Scores
+        Keeps the scores of what is emitted, where they were asked for.
+    shadow : bool
+        Let every other arm draft as well, to learn what each would have earned.
+    draft_all : bool
+        Decode with `metasd_runtime.draft_all.decode_all` instead.
     """
 
     name: str
@@ -55,6 +63,9 @@ class Query:
     finish: Finish | None = None
     prefill_seconds: float = 0.0
     plain_step: float = 0.0
+    kept: Scores = field(default_factory=Scores, repr=False)
+    shadow: bool = False
+    draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
 
 
@@ -71,16 +82,21 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
         decision, draft, draft_seconds = select_and_draft(
             router, tokens, n, sampling, target.vocab_size
         )
+        others = shadow_rounds(query, target, router, decision.arm, n) if query.shadow else {}
         begin = time.perf_counter()
         forward = target.forward([tokens[-1], *draft.tokens], features=router.needs_features)
         scores = sampling.scores(forward.logits, tokens, draft.tokens)
+        query.kept.see(forward.logits, scores)
         verdict = verify(draft, scores, len(tokens), sampling)
         timing = Timing(draft_seconds, time.perf_counter() - begin, query.plain_step)
         emitted, query.finish = commit(tokens, draft, verdict, target, stopping)
+        query.kept.keep(emitted)
         features = None if forward.features is None else forward.features[: len(emitted)]
         round_ = score(
             router, decision, query.name, index, draft, scores, verdict, len(emitted), timing
         )
+        if query.shadow:
+            round_ = with_every_arm(round_, others, router)
         router.update(round_)
         router.commit(tokens, features)
         if query.on_round is not None:
@@ -94,11 +110,11 @@ def prefill(query: Query, target: Target, router: Router) -> None:
     """Read the prompt, all but its last token, and tell the drafters that a query begins."""
     begin = time.perf_counter()
     target.reset()
-    target.prefill(query.tokens[:-1])
+    features = target.prefill(query.tokens[:-1], router.needs_features)
     query.prefill_seconds = time.perf_counter() - begin
     if not query.plain_step:
         query.plain_step = plain_step_seconds(target, query.tokens[-1])
-    router.start(query.tokens, query.seed)
+    router.start(query.tokens, query.seed, features)
 
 
 def plain_step_seconds(target: Target, token: int, repeats: int = 3) -> float:

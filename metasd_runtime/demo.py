@@ -18,6 +18,11 @@ from metasd_runtime.report import arm_table
 
 __all__ = ["run"]
 
+# The pool that comes with the default target: five specialists and one drafter for all tasks.
+_DRAFTERS = ("pool:smollm2-135m", "prompt-lookup", "none")
+# A hundred tokens are some fifty rounds; beta = 1 would spend them all on exploring eight arms.
+_POLICY = "ucb:beta=0.1"
+
 
 @dataclass(frozen=True)
 class _Pair:
@@ -39,7 +44,7 @@ def run(out: Path, max_new_tokens: int, dtype: str | None, device: str | None) -
     out.mkdir(parents=True, exist_ok=True)
     trace = out / "trace.jsonl"
     trace.unlink(missing_ok=True)
-    meta = MetaSD.from_pretrained(dtype=dtype, device=device)
+    meta = MetaSD.from_pretrained(dtype=dtype, device=device, drafters=_DRAFTERS, policy=_POLICY)
     plain = MetaSD(meta.target.model, meta.tokenizer, drafters=["none"])
     model = meta.target.model
     console.print(

@@ -8,14 +8,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
 
-__all__ = ["Draft", "Drafter", "DrafterUnavailableError", "draft_block", "drawn_block"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "DrafterUnavailableError",
+    "check_draft",
+    "draft_block",
+    "drawn_block",
+]
 
 
 class DrafterUnavailableError(RuntimeError):
@@ -57,19 +63,25 @@ class Drafter(ABC):
     ----------
     name : str
         Names the arm in traces and tables; unique within a pool.
-    needs_features : bool
-        Ask for the target's last hidden states in `commit`.
+    needs_features : tuple of int
+        Hidden states of the target to be given in `commit`, by the layers behind them, ascending.
     """
 
     name: str = "custom"
-    needs_features: ClassVar[bool] = False
+    needs_features: tuple[int, ...] = ()
+
+    @property
+    def base(self) -> Drafter:
+        """The drafter whose state this arm uses: itself, unless several arms share one."""
+        return self
 
     def clone(self) -> Drafter:
         """Another of the same, with state of its own: one for each row of a batch.
 
         By default a deep copy that shares the models among its attributes (and the target).
         """
-        shared = {id(v): v for v in vars(self).values() if isinstance(v, nn.Module)}
+        weights = (nn.Module, nn.Parameter)
+        shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -94,11 +106,14 @@ class Drafter(ABC):
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """A round ended; `tokens` is all that stands now.
 
+        A drafter that needs features is called once behind `start` as well, for the prompt's.
+
         Parameters
         ----------
-        features : (m, hidden) tensor, optional
-            The target's last hidden state at the m tokens its cache gained in this round (the
-            last of `tokens` is not among them: the target has not read it yet).
+        features : (m, layers x hidden) tensor, optional
+            The hidden states that `needs_features` names, side by side, at the m tokens the
+            target's cache gained (the last of `tokens` is not among them: the target has not
+            read it yet).
         """
         return
 
@@ -123,13 +138,18 @@ def draft_block(
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
     draft = drafter.propose(tokens, n, sampling) if n > 0 else Draft()
-    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
-    if draft.probs is not None and draft.tokens:
-        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, sampling.do_sample)
+    check_draft(draft, n, vocab_size, sampling.do_sample)
     elapsed = time.perf_counter() - begin
     if not 0.0 <= draft.switch_seconds <= elapsed:
         raise ValueError(f"switch_seconds={draft.switch_seconds} is no part of {elapsed:.3g} s")
     return draft, elapsed - draft.switch_seconds
+
+
+def check_draft(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
+    """Bring a draft to order, or refuse it by `ValueError`."""
+    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
+    if draft.probs is not None and draft.tokens:
+        draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, drawn)
 
 
 def drawn_block(sampling: Sampling, n: int) -> Draft:

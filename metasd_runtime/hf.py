@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ __all__ = [
     "cache_argument",
     "cache_of",
     "generation_settings",
+    "has_default_length",
     "logits_processors",
     "new_layers",
+    "output_width",
     "refuse_stateful",
+    "unwrapped",
 ]
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -72,6 +76,13 @@ class PreallocatedLayer(CacheLayerMixin):
         self.values[:, :, self.length : end] = value_states
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def tail(self, n: int) -> tuple[Tensor, Tensor]:
+        """Copies of the last n positions' keys and values."""
+        assert self.keys is not None
+        assert self.values is not None
+        span = slice(self.length - n, self.length)
+        return self.keys[:, :, span].clone(), self.values[:, :, span].clone()
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed, 2 * self.capacity)
@@ -147,6 +158,43 @@ def refuse_stateful(model: PreTrainedModel) -> None:
         )
 
 
+def unwrapped(model: Any) -> Any:
+    """The causal LM inside a PEFT wrapper: its adapters live in the layers, so they stay on.
+
+    Raises
+    ------
+    ValueError
+        For prompt learning (prefix or prompt tuning), whose virtual tokens stand before the text.
+    """
+    configs = getattr(model, "peft_config", None)
+    if not isinstance(configs, dict) or not hasattr(model, "get_base_model"):
+        return model
+    for name, config in configs.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise ValueError(
+                f"the PEFT adapter {name!r} is prompt learning, whose virtual tokens this decoder "
+                "cannot place; merge it, or use an adapter that changes the layers (LoRA and kin)"
+            )
+    return model.get_base_model()
+
+
+def output_width(model: PreTrainedModel) -> int:
+    """Width of the logits, whatever form (quantised, say) the output head's weights have."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
+        return weight.shape[0]
+    return int(head.out_features)
+
+
+def has_default_length(
+    model: Any, given: GenerationConfig | None, settings: dict[str, Any]
+) -> bool:
+    """Whether nobody set ``max_length``: not the call, not its config, not the model's."""
+    sources = (settings.get("max_length"), getattr(given, "max_length", None))
+    return all(value is None for value in (*sources, model.generation_config.max_length))
+
+
 def generation_settings(
     model: Any, given: GenerationConfig | None, kwargs: dict[str, Any]
 ) -> tuple[GenerationConfig, dict[str, Any]]:
@@ -159,15 +207,24 @@ def generation_settings(
 def logits_processors(
     model: Any,
     config: GenerationConfig,
-    prompt_length: int,
-    custom: LogitsProcessorList | None,
-    device: torch.device,
+    prompt: Sequence[int],
+    custom: LogitsProcessorList | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+    batch: int = 0,
 ) -> LogitsProcessorList:
-    """The processors and warpers that `generate` would apply, in its order."""
+    """The processors and warpers that `generate` would apply to a row, in its order.
+
+    `batch` is the place of the row's prompt in its batch, which `prefix_allowed_tokens_fn` is told.
+    """
+    allowed = prefix_allowed_tokens_fn
+    config = copy.copy(config)
+    config.num_return_sequences = 1  # rows go through their processors one at a time
     return model._get_logits_processor(
         generation_config=config,
-        input_ids_seq_length=prompt_length,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=torch.tensor([list(prompt)], device=model.device),
+        prefix_allowed_tokens_fn=None if allowed is None else lambda _, ids: allowed(batch, ids),
         logits_processor=custom if custom is not None else LogitsProcessorList(),
-        device=str(device),
+        device=str(model.device),
         model_kwargs={},
     )

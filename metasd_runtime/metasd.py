@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,60 +18,38 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from metasd_bandits import Policy, Round, Trace, TraceHeader, TraceWriter
-from metasd_runtime.call import prompt_tokens, settle
-from metasd_runtime.decoder import Query, decode
+from metasd_bandits import Policy, Round, TraceHeader, checks
+from metasd_runtime.call import Settled, prompt_tokens, settle
+from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
-from metasd_runtime.drafters import make_drafter
+from metasd_runtime.drafters import make_pool
+from metasd_runtime.drafters.capped import joint_arms
+from metasd_runtime.front_door import FrontDoor, behind, unpadded
+from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target
+from metasd_runtime.output import Interrupted, Output
+from metasd_runtime.per_call import CallOptions, router_for
+from metasd_runtime.request import Request, let_go
 from metasd_runtime.router import Router, Scope
-from metasd_runtime.statistics import Statistics
-from metasd_runtime.stopping import Finish
+from metasd_runtime.rows import (
+    Prompt,
+    check_outputs,
+    keep_scores,
+    padding_token,
+    repeat,
+    settle_rows,
+)
 from metasd_runtime.target import Target
+
+if TYPE_CHECKING:
+    from metasd_runtime.many import Progress, RowOutput
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
 DEFAULT_DRAFTERS = ("prompt-lookup", "suffix", "early-exit", "none")
 
 
-@dataclass(frozen=True)
-class Output:
-    """What a call of `MetaSD.generate` made.
-
-    Attributes
-    ----------
-    sequences : (1, length) int64
-        Prompt and output.
-    trace : Trace
-        Header and rounds.
-    statistics : Statistics
-        Per arm and in all.
-    finish : Finish
-        Why the text ended.
-    prompt_length : int
-    """
-
-    sequences: Tensor
-    trace: Trace
-    statistics: Statistics
-    finish: Finish
-    prompt_length: int
-
-    @property
-    def new_tokens(self) -> list[int]:
-        """The emitted tokens."""
-        return self.sequences[0, self.prompt_length :].tolist()
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in mid-generation; ``output`` holds what was made so far."""
-
-    def __init__(self, output: Output) -> None:
-        super().__init__("generation was interrupted")
-        self.output = output
-
-
-class MetaSD:
+class MetaSD(FrontDoor):
     """Speculative decoding in which a bandit chooses the drafter, round by round.
 
     Parameters
@@ -81,13 +59,23 @@ class MetaSD:
     tokenizer : PreTrainedTokenizerBase, optional
         Needed for stop strings and for checking that a drafter shares the vocabulary.
     drafters : sequence of str or Drafter
-        Names as `metasd_runtime.drafters.make_drafter` reads them, or objects of your own.
+        Names as `metasd_runtime.drafters.make_pool` reads them, or objects of your own.
     policy : str or Policy, default "ucb"
         As `metasd_bandits.make_policy` reads it, ``"ucb:beta=0.5"``, or an object of your own.
     reward : {"throughput", "bd", "be"}
         Throughput, the default, is the right one where drafters cost differently.
-    draft_length : int, default 5
-        N, the most tokens drafted in a round.
+    draft_length : int, or sequence of int, default 5
+        N, the most tokens drafted in a round. Several lengths make joint arms: every drafter
+        competes once with each, and the bandit learns the pair.
+    draft_threshold : float, default 0
+        Stop drafting behind the token at which the product of the drafter's own probabilities
+        falls below this; 0 always drafts N.
+    shadow : bool
+        Let every arm draft in every round, one of them being used, so that the trace carries
+        every arm's reward (and `hedge` can learn). Slow; the output stays the same.
+    draft_all : bool
+        The static ensemble, a baseline: every drafter drafts in every round, all blocks are
+        verified and the longest is used; the policy chooses nothing.
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
 
@@ -106,13 +94,23 @@ class MetaSD:
         drafters: Sequence[str | Drafter] = DEFAULT_DRAFTERS,
         policy: str | Policy = "ucb",
         reward: str = "throughput",
-        draft_length: int = 5,
+        draft_length: int | Sequence[int] = 5,
+        draft_threshold: float = 0.0,
         scope: Scope = "query",
+        shadow: bool = False,
+        draft_all: bool = False,
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
-        pool = [make_drafter(drafter, self.target) for drafter in drafters]
-        self.router = Router(pool, policy, reward, draft_length, scope)
+        pool = make_pool(drafters, self.target)
+        if not isinstance(draft_length, int):
+            pool, draft_length = joint_arms(pool, draft_length), max(draft_length, default=0)
+        self.draft_threshold = checks.number(
+            "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
+        )
+        self.shadow, self.draft_all = shadow, draft_all
+        chosen = policy_by_name(policy, tokenizer)
+        self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
@@ -148,10 +146,19 @@ class MetaSD:
         generation_config: GenerationConfig | None = None,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
+        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
         streamer: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        return_dict_in_generate: bool = False,
+        return_dict_in_generate: bool | None = None,
+        output_logprobs: bool = False,
         seed: int | None = None,
+        draft_length: int | None = None,
+        draft_threshold: float | None = None,
+        policy: str | Policy | None = None,
+        pool: Sequence[str] | None = None,
+        speculate: bool = True,
+        shadow: bool | None = None,
+        draft_all: bool | None = None,
         trace: str | Path | None = None,
         query: str | None = None,
         on_round: Callable[[Round], None] | None = None,
@@ -161,26 +168,40 @@ class MetaSD:
 
         Parameters
         ----------
-        input_ids : (1, length) or (length,)
-            The prompt.
-        generation_config, logits_processor, stopping_criteria, streamer, tokenizer
+        input_ids : (rows, length) or (length,)
+            The prompt, or several, decoded together: each row with its own drafter and policy.
+        attention_mask : (rows, length), optional
+            0 where a row is padded on the left.
+        generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, \
+streamer, tokenizer
             As in `transformers`; so are ``max_new_tokens``, ``do_sample``, ``temperature``,
             ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``eos_token_id``,
-            ``stop_strings`` and the other ``settings``. What is not honoured is refused by name.
-        return_dict_in_generate : bool
+            ``stop_strings``, ``num_return_sequences``, ``output_scores``, ``output_logits`` and
+            the other ``settings``. What is not honoured is refused by name.
+        return_dict_in_generate : bool, optional
             Return an `Output` instead of the sequences alone.
+        output_logprobs : bool
+            Have the `Output` carry the target's log-probability of each emitted token.
         seed : int, optional
             Of the sampling and the policy; drawn from torch's generator where it is not given.
+        draft_length, draft_threshold, policy, shadow, draft_all : optional
+            For this call instead of the session's. A call with a policy or a pool of its own
+            neither uses nor changes what the session's policy carries.
+        pool : sequence of str, optional
+            Names of the drafters that may be used in this call.
+        speculate : bool
+            False decodes plainly.
         trace : path-like, optional
             Append every round to this file as it ends.
         query : str, optional
-            The query's name in the trace; a running number where it is not given.
+            The query's name in the trace; a running number where it is not given. With
+            ``num_return_sequences`` above 1 the row is added, as in ``0.2``.
         on_round : callable, optional
             Called with each round's record.
 
         Returns
         -------
-        (1, length) tensor, or Output
+        (rows, length) tensor, or Output
 
         Raises
         ------
@@ -189,86 +210,179 @@ class MetaSD:
         Interrupted
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
-        target = self.target
-        tokens = prompt_tokens(input_ids, attention_mask, target)
-        seed = int(torch.randint(2**62, (1,))) if seed is None else seed
-        sampling, stopping = settle(
-            target,
-            tokens,
+        ids = torch.as_tensor(input_ids)
+        if ids.dim() == 2 and (len(ids) > 1 or (attention_mask is not None and ids.numel())):
+            mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+            prompts = unpadded(ids, torch.as_tensor(mask), self.target)
+        else:
+            prompts = [Prompt(prompt_tokens(ids, attention_mask, self.target))]
+        if return_dict_in_generate is not None:
+            settings["return_dict_in_generate"] = return_dict_in_generate
+        call = functools.partial(
+            settle,
+            self.target,
             generation_config=generation_config,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
             tokenizer=tokenizer,
-            seed=seed,
             settings=settings,
         )
-        name = query if query is not None else str(self._queries)
-        self._queries += 1
-        state = Query(name, tokens, sampling, stopping, seed, plain_step=self._plain_step)
-        state.on_round = on_round
-        call = _Call(self, state, trace, streamer)
-        output = call.run()
-        self._plain_step = state.plain_step
-        return output if return_dict_in_generate else output.sequences
-
-
-class _Call:
-    """A query with its clock, its streamer and its trace."""
-
-    def __init__(
-        self, metasd: MetaSD, query: Query, trace: str | Path | None, streamer: Any
-    ) -> None:
-        self.metasd, self.query, self.streamer = metasd, query, streamer
-        router = metasd.router
-        self.header = TraceHeader(
-            router.arms,
-            router.draft_length,
-            metasd._policy_name,
-            router.reward_name,
-            {"target": metasd.target.model.name_or_path, "scope": router.scope},
+        output, config = self._answer(
+            prompts,
+            call,
+            CallOptions(
+                output_logprobs,
+                seed,
+                draft_length,
+                draft_threshold,
+                policy,
+                pool,
+                speculate,
+                shadow,
+                draft_all,
+                trace,
+                query,
+                on_round,
+            ),
+            streamer,
         )
-        self.writer = None if trace is None else TraceWriter(trace, self.header)
-        self.rounds: list[Round] = []
-        self.prompt_length = len(query.tokens)
+        if len(prompts) > 1 or prompts[0].padding:
+            sequences = behind(ids, output, prompts, padding_token(config))
+            output = replace(output, sequences=sequences, prompt_length=ids.shape[1])
+        return output if config.return_dict_in_generate else output.sequences
 
-    def run(self) -> Output:
-        metasd, query = self.metasd, self.query
-        self._stream(query.tokens)
-        forwards = metasd.target.forwards
-        begin = time.perf_counter()
+    def generate_many(
+        self,
+        prompts: Iterable[Any],
+        *,
+        max_batch: int = 8,
+        order: Literal["input", "completed"] = "input",
+        mode: Literal["homogeneous", "heterogeneous"] = "homogeneous",
+        seed: int | None = None,
+        progress: bool | Callable[[Progress], None] = False,
+        trace: str | Path | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        **settings: Any,
+    ) -> Iterator[RowOutput]:
+        """Decode many prompts, several at a time: one joins when another has ended.
+
+        Parameters
+        ----------
+        prompts : iterable
+            Each a list of ids, a tensor of shape (length,) or (1, length), a text (where there
+            is a tokenizer), or a mapping with ``input_ids`` and whatever is this prompt's own:
+            ``seed``, ``query`` (its name in the trace), ``max_new_tokens``,
+            ``stopping_criteria`` and any other of the `settings`. Drawn from as slots come free.
+        max_batch : int, default 8
+            Most rows at a time.
+        order : {"input", "completed"}
+            Results in the order of the prompts (those that end early are held), or as they end.
+        mode : {"homogeneous", "heterogeneous"}
+            One drafter a round for all rows, from whose rounds one policy learns; or each row
+            its own drafter and policy.
+        seed : int, optional
+            Each row's own is derived from it and the row's number; drawn from torch's generator
+            where it is not given.
+        progress : bool or callable
+            A bar, or a function that is given a `metasd_runtime.many.Progress` after each round.
+        trace, on_round
+            As for `generate`; the rows' rounds are interleaved, told apart by their query.
+        **settings
+            As for `generate`, for every prompt.
+
+        Yields
+        ------
+        RowOutput
+            An `Output`, with the prompt's ``index`` and the row's ``seed``.
+
+        Raises
+        ------
+        ConfigError
+            For a model or an argument that cannot work, when called; for a prompt that cannot be
+            decoded, after those before it have been handed over.
+        InterruptedMany
+            On Ctrl-C, with what was made so far.
+        """
+        from metasd_runtime.many import generate_many  # it builds on this module
+
+        return generate_many(
+            self,
+            prompts,
+            max_batch=max_batch,
+            order=order,
+            mode=mode,
+            seed=seed,
+            progress=progress,
+            trace=trace,
+            on_round=on_round,
+            **settings,
+        )
+
+    def _answer(
+        self,
+        prompts: Sequence[Prompt],
+        settle_row: Callable[..., Settled],
+        options: CallOptions,
+        streamer: Any = None,
+        prompt_streamed: bool = False,
+    ) -> tuple[Output, GenerationConfig]:
+        """Settle and decode the rows of a call, one after another."""
         try:
-            for round_, emitted in decode(query, metasd.target, metasd.router):
-                self.rounds.append(round_)
-                if self.writer is not None:
-                    self.writer.write(round_)
-                self._stream(emitted)
-        except KeyboardInterrupt:
-            query.finish = Finish.INTERRUPTED
-            seconds = time.perf_counter() - begin
-            raise Interrupted(self._output(seconds, forwards)) from None
+            router = router_for(self.router, options, self.tokenizer)
+            seed = options.settled_seed()
+            settled = settle_rows(prompts, settle_row, seed)
+            config = settled[0].config
+            check_outputs(config, options.output_logprobs, streamer, len(settled))
+            rows = self._queries_for(repeat(prompts, settled), settled, options, seed)
+            request = Request(
+                self.target,
+                router,
+                rows,
+                self._header(router, options.policy),
+                trace=options.trace,
+                streamer=streamer,
+                prompt_streamed=prompt_streamed,
+                pad=padding_token(config),
+            )
+        except BaseException:
+            let_go(streamer)
+            raise
+        try:
+            return request.run(), config
         finally:
-            if self.writer is not None:
-                self.writer.close()
-            if self.streamer is not None:
-                self.streamer.end()
-        return self._output(time.perf_counter() - begin, forwards)
+            self._plain_step = rows[0].plain_step
 
-    def _stream(self, tokens: Sequence[int]) -> None:
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor(tokens))
+    def _queries_for(
+        self,
+        prompts: Sequence[Prompt],
+        settled: Sequence[Settled],
+        options: CallOptions,
+        seed: int,
+    ) -> list[Query]:
+        name = options.query if options.query is not None else str(self._queries)
+        self._queries += 1
+        threshold = options.threshold(self.draft_threshold)
+        shadow, draft_all = options.modes(self.shadow, self.draft_all)
+        queries = []
+        for row, (prompt, one) in enumerate(zip(prompts, settled, strict=True)):
+            one.sampling.draft_threshold = threshold
+            query = Query(
+                name if len(settled) == 1 else f"{name}.{row}",
+                list(prompt.tokens),
+                one.sampling,
+                one.stopping,
+                seed + row,
+                plain_step=self._plain_step,
+                kept=keep_scores(one, len(prompt.tokens), options.output_logprobs),
+                shadow=shadow,
+                draft_all=draft_all,
+            )
+            query.on_round = options.on_round
+            queries.append(query)
+        return queries
 
-    def _output(self, seconds: float, forwards: int) -> Output:
-        metasd, query = self.metasd, self.query
-        assert query.finish is not None
-        statistics = Statistics.of(
-            metasd.router.arms,
-            self.rounds,
-            seconds=seconds,
-            prefill_seconds=query.prefill_seconds,
-            bandit_seconds=metasd.router.bandit_seconds,
-            target_forwards=metasd.target.forwards - forwards,
-        )
-        sequences = torch.tensor([query.tokens], device=metasd.target.device)
-        return Output(
-            sequences, Trace(self.header, self.rounds), statistics, query.finish, self.prompt_length
-        )
+    def _header(self, router: Router, policy: str | Policy | None) -> TraceHeader:
+        name = self._policy_name if policy is None else str(policy)
+        meta = {"target": self.target.model.name_or_path, "scope": router.scope}
+        return TraceHeader(router.arms, router.draft_length, name, router.reward_name, meta)

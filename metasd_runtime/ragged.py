@@ -6,6 +6,7 @@ own mask, so that what a row computes is what it would compute alone.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
-from metasd_runtime.hf import cache_argument, cache_of, refuse_stateful
+from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
 from metasd_runtime.row_storage import RowStorage
 from metasd_runtime.target import CachedModel, Forward
 
@@ -83,9 +84,11 @@ class RaggedModel:
         blocks: Sequence[Sequence[int]],
         *,
         keep: int = 0,
-        features: bool = False,
+        features: Sequence[int] = (),
     ) -> list[Forward]:
         """Extend each row's cache by its block; the logits behind each token, or the last `keep`.
+
+        `features` names hidden states by the layers behind them, as in `CachedModel.forward`.
 
         Parameters
         ----------
@@ -109,7 +112,7 @@ class RaggedModel:
             attention_mask=self._masks(positions, end),
             use_cache=True,
             logits_to_keep=keep,
-            output_hidden_states=features,
+            output_hidden_states=bool(features),
             return_dict=True,
             **{self._cache_argument: self._cache},
         )
@@ -117,7 +120,8 @@ class RaggedModel:
         for slot, block in zip(slots, blocks, strict=True):
             storage.lengths[slot] += len(block)
         logits = output.logits.float()
-        hidden = output.hidden_states[-1] if features else None
+        states = [output.hidden_states[layer] for layer in features]
+        hidden = torch.cat(states, -1) if states else None
         results: dict[int, Forward] = {}
         for row, i in enumerate(order):
             n = len(blocks[i])
@@ -146,10 +150,19 @@ class RaggedModel:
         self.storage.aim([self.storage.place(slot) for slot in slots], packed[2], end)
         return packed[0], packed[1], end
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> None:
-        """Extend one row by a prompt, in chunks, computing no more logits than it must."""
+    def prefill(
+        self, slot: int, tokens: Sequence[int], features: Sequence[int] = ()
+    ) -> Tensor | None:
+        """Extend one row by a prompt, in chunks, computing no more logits than it must.
+
+        Returns the `features` asked for.
+        """
+        states = []
         for start in range(0, len(tokens), _PREFILL_CHUNK):
-            self.forward([slot], [tokens[start : start + _PREFILL_CHUNK]], keep=1)
+            chunk = tokens[start : start + _PREFILL_CHUNK]
+            states.append(self.forward([slot], [chunk], keep=1, features=features)[0].features)
+        kept = [state for state in states if state is not None]
+        return torch.cat(kept) if kept else None
 
 
 class _Masks:
@@ -196,9 +209,14 @@ class _Masks:
         return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
 
 
+_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+
+
 @torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
+
+    Once for each model.
 
     Architectures that derive positions from a padding mask of their own (ALiBi, some local
     attention) cannot be told each row's positions.
@@ -208,8 +226,10 @@ def refuse_ragged(model: PreTrainedModel) -> None:
     ConfigError
         With the architecture's name.
     """
+    if model in _fit:
+        return
     name = type(model).__name__
-    vocab = model.get_output_embeddings().weight.shape[0]
+    vocab = output_width(model)
     texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
     blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
     ragged = RaggedModel(model, 3)
@@ -235,3 +255,4 @@ def refuse_ragged(model: PreTrainedModel) -> None:
                 f"{name} gives a row in a batch other logits than alone (they differ by "
                 f"{apart:.1%}); give one prompt a call"
             )
+    _fit.add(model)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 
-__all__ = ["Purpose", "uniform"]
+__all__ = ["Purpose", "lane_seed", "row_seed", "uniform"]
 
 
 class Purpose(IntEnum):
@@ -34,3 +35,19 @@ def uniform(seed: int, row: int, position: int, purpose: Purpose, block: int = 0
     key = struct.pack("<QQQQB", seed & (2**64 - 1), row, position, block, purpose)
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def row_seed(seed: int, row: int) -> int:
+    """The seed of a row of a batch: the row can be decoded again alone with it.
+
+    62 bits of BLAKE2b over (seed, row).
+    """
+    key = struct.pack("<QQ", seed & (2**64 - 1), row)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 2
+
+
+def lane_seed(seed: int, row: int, key: Sequence[int]) -> int:
+    """The seed of a lane: numbers under it are independent of the row's own and of other lanes'."""
+    text = struct.pack(f"<QQ{len(key)}q", seed & (2**64 - 1), row, *key)
+    digest = hashlib.blake2b(text, digest_size=8, person=b"metasd-lane").digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import operator
 import time
@@ -10,14 +12,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
 from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.prompt_policy import PromptPolicy
 
-__all__ = ["Router", "Scope"]
+__all__ = ["Router", "Scope", "twin"]
 
 Scope = Literal["query", "carried"]
 
@@ -59,7 +64,8 @@ class Router:
         scope: Scope = "query",
     ) -> None:
         self.draft_length = checks.integer("draft_length", draft_length, 1)
-        self.scope = checks.choice("scope", scope, ("query", "carried"))
+        checks.choice("scope", scope, ("query", "carried"))
+        self.scope: Scope = scope
         self.policy = make_policy(policy)
         if scope == "carried" and not isinstance(self.policy, Carried):
             self.policy = Carried(self.policy)
@@ -69,6 +75,8 @@ class Router:
         for name in names:
             if names.count(name) > 1:
                 raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
+        if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
+            raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
         competing = [d for d in drafters if d.name != "none" or reward == "throughput"]
         self.drafters: list[Drafter] = list(competing)
         self.n_competing = len(competing)
@@ -76,21 +84,83 @@ class Router:
             self.drafters.append(NoDraft())
         self.arms = tuple(drafter.name for drafter in self.drafters)
         self.fallback = self.arms.index("none")
-        self.needs_features = any(drafter.needs_features for drafter in self.drafters)
+        self._groups = _by_base(self.drafters)
+        asked = {layer for base, _ in self._groups for layer in base.needs_features}
+        self.needs_features = tuple(sorted(asked))
         self.disabled: dict[int, str] = {}
         self.bandit_seconds = 0.0
+        self._begins = True
 
-    def start(self, tokens: Sequence[int], seed: int) -> None:
-        """A query begins: every drafter is welcome again, and the policy forgets if it should."""
+    def start(self, tokens: Sequence[int], seed: int, features: Tensor | None = None) -> None:
+        """A query begins: every drafter is welcome again, and the policy forgets if it should.
+
+        `features` are the prompt's, for the drafters that need them.
+        """
         self.disabled = {}
         self.bandit_seconds = 0.0
-        if self.n_competing:
+        if self.n_competing and self._begins:
             self.policy.begin(self.n_competing, seed=seed)
-        for arm, drafter in enumerate(self.drafters):
+            if reader := self._reader():
+                reader.read(tokens, self.arms[: self.n_competing])
+        for base, arms in self._groups:
             try:
-                drafter.start(tokens)
+                base.start(tokens)
+                if base.needs_features:
+                    base.commit(tokens, self._share(base, features))
             except Exception as error:
-                self.disable(arm, error)
+                self._disable_all(arms, error)
+
+    @property
+    def bases(self) -> list[Drafter]:
+        """The drafters with a state of their own; joint arms share one."""
+        return [base for base, _ in self._groups]
+
+    @property
+    def carries(self) -> bool:
+        """Whether the policy keeps what it learns from query to query."""
+        return isinstance(self.policy, Carried)
+
+    def _reader(self) -> PromptPolicy | None:
+        """The policy, if it is one that reads the prompt."""
+        inner = self.policy.policy if isinstance(self.policy, Carried) else self.policy
+        return inner if isinstance(inner, PromptPolicy) else None
+
+    def share(self, seed: int) -> Policy:
+        """A policy that the rows of a batch learn together, begun for them.
+
+        The router's own where it is carried across queries; else another of its kind, so that
+        calls in between leave it alone.
+
+        Raises
+        ------
+        ConfigError
+            For a policy that reads the prompt: it can be no more than one row's.
+        """
+        if self._reader():
+            raise checks.ConfigError(
+                f"policy {self.policy.name!r} reads the prompt, so rows cannot share it; "
+                'decode with mode="heterogeneous" and scope="query"'
+            )
+        policy = self.policy if self.carries else twin(self.policy)
+        if self.n_competing:
+            policy.begin(self.n_competing, seed=seed)
+        return policy
+
+    def for_row(self, drafters: Sequence[Drafter], shared: Policy | None = None) -> Router:
+        """The same arms over one row's own drafters.
+
+        Parameters
+        ----------
+        shared : Policy, optional
+            A policy that all rows learn together, which no row begins. Without it the row has
+            one of its own.
+        """
+        row = copy.copy(self)
+        row.drafters, row.disabled = list(drafters), {}
+        row._groups = _by_base(row.drafters)
+        row.policy = twin(self.policy) if shared is None else shared
+        row._begins = shared is None
+        return row
 
     def disable(self, arm: int, error: Exception) -> None:
         """Leave an arm out for the rest of the query, with a warning; decoding goes on."""
@@ -139,21 +209,55 @@ class Router:
             round_.reward,
             cost=round_.step,
             propensity=round_.propensity,
-            rewards=round_.rewards,
+            rewards=self._every_reward(round_),
         )
         self.bandit_seconds += time.perf_counter() - begin
 
-    def commit(self, tokens: Sequence[int], features: object = None) -> None:
+    def _every_reward(self, round_: Round) -> list[float] | None:
+        """The competing arms' rewards; one that could not serve (NaN) has earned nothing."""
+        if round_.rewards is None:
+            return None
+        return [0.0 if math.isnan(r) else r for r in round_.rewards[: self.n_competing]]
+
+    def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Tell every drafter what stands now."""
-        for arm, drafter in enumerate(self.drafters):
-            if arm in self.disabled:
+        for base, arms in self._groups:
+            if self.disabled.keys() >= set(arms):
                 continue
             try:
-                drafter.commit(tokens, features)  # type: ignore[arg-type]
+                base.commit(tokens, self._share(base, features))
             except Exception as error:
+                self._disable_all(arms, error)
+
+    def _disable_all(self, arms: Sequence[int], error: Exception) -> None:
+        for arm in arms:
+            if arm not in self.disabled:
                 self.disable(arm, error)
+
+    def _share(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
+        """Of all the features that were asked for, those of one drafter."""
+        if features is None or drafter.needs_features == self.needs_features:
+            return features
+        blocks = features.chunk(len(self.needs_features), -1)
+        chosen = [blocks[self.needs_features.index(layer)] for layer in drafter.needs_features]
+        return torch.cat(chosen, -1) if chosen else None
 
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def twin(policy: Policy) -> Policy:
+    """Another policy of the same kind and hyperparameters; reset it before use."""
+    if dataclasses.is_dataclass(policy) and not isinstance(policy, type):
+        return dataclasses.replace(policy)
+    return copy.deepcopy(policy)
+
+
+def _by_base(drafters: Sequence[Drafter]) -> list[tuple[Drafter, list[int]]]:
+    """Each drafter with a state of its own, and the arms that draft with it."""
+    groups: dict[int, tuple[Drafter, list[int]]] = {}
+    for arm, drafter in enumerate(drafters):
+        groups.setdefault(id(drafter.base), (drafter.base, []))[1].append(arm)
+    return list(groups.values())

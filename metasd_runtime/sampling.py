@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -19,11 +20,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from metasd_runtime.randomness import Purpose, uniform
+from metasd_runtime.randomness import Purpose, lane_seed, uniform
 
 __all__ = ["Sampling", "draw"]
 
-# These look at the scores alone, so a block's positions can go through them together.
+# These look at the scores alone, so a block's positions can go through them together. (Just these:
+# a subclass may look at the text as well.)
 _PREFIX_FREE = (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -74,6 +76,9 @@ class Sampling:
         Draw from the processed distribution, or take its first maximum.
     seed, row : int
         Key of the random numbers.
+    draft_threshold : float
+        In [0, 1): a drafter stops behind the token at which the product of its own probabilities
+        for what it drafted falls below this; 0 always drafts the full length.
 
     Attributes
     ----------
@@ -87,16 +92,17 @@ class Sampling:
         do_sample: bool = False,
         seed: int = 0,
         row: int = 0,
+        draft_threshold: float = 0.0,
     ) -> None:
         self.processors = processors if processors is not None else LogitsProcessorList()
         self.do_sample = do_sample
         self.seed = seed
         self.row = row
+        self.draft_threshold = draft_threshold
+        self._confidence = 1.0
         self._block = 0
         self.drawn: list[tuple[int, Tensor]] = []
-        self._drafters = LogitsProcessorList(
-            p for p in self.processors if isinstance(p, _DRAFTERS_TOO)
-        )
+        self._drafters = LogitsProcessorList(p for p in self.processors if type(p) in _DRAFTERS_TOO)
 
     def begin_block(self, position: int) -> None:
         """A block is about to be drafted, its first token at `position`.
@@ -107,7 +113,32 @@ class Sampling:
         choice of its drafter, and the output would no longer follow the target.
         """
         self._block = position
+        self._confidence = 1.0
         self.drawn = []
+
+    def confident(self, token: int, probs: Tensor) -> bool:
+        """Whether to go on drafting behind a token that was drawn from `probs`.
+
+        The block's length then depends on what was drafted, and the output stays the target's
+        all the same: whatever is drafted is verified, and the token behind the block is drawn
+        from the target with a number that drafting never saw (docs/generate.md).
+        """
+        if self.draft_threshold <= 0.0:
+            return True
+        self._confidence *= float(probs[token])
+        return self._confidence >= self.draft_threshold
+
+    def lane(self, *key: int) -> Sampling:
+        """The same choice of tokens under random numbers independent of this one's.
+
+        Parameters
+        ----------
+        *key : int
+            Tells one lane from another.
+        """
+        other = copy.copy(self)
+        other.seed = lane_seed(self.seed, self.row, key)
+        return other
 
     def uniform(self, position: int, purpose: Purpose) -> float:
         """The random number for a purpose at a position of the sequence."""
@@ -160,11 +191,11 @@ def _process(
     ids = torch.tensor([[*tokens, *draft]], device=logits.device)
     scores = logits
     for processor in processors:
-        if isinstance(processor, _PREFIX_FREE):
-            scores = processor(ids, scores)  # type: ignore[arg-type]
+        if type(processor) in _PREFIX_FREE:
+            scores = processor(ids, scores)
         else:
             rows = [
-                processor(ids[:, : len(tokens) + j], scores[j : j + 1])
+                processor(ids[:, : len(tokens) + j], scores[j : j + 1].clone())
                 for j in range(scores.shape[0])
             ]
             scores = torch.cat(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +27,9 @@ class ArmStatistics:
         Emitted per round.
     seconds : float
         Drafting, switching and verifying.
+    drafted_at, accepted_at, reached_at : tuple of int
+        Rounds that drafted a token at each position of the block, that accepted it, and in which
+        all drafts before it had been accepted.
     """
 
     name: str
@@ -38,6 +42,21 @@ class ArmStatistics:
     reward: float
     tokens_per_round: float
     seconds: float
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+    reached_at: tuple[int, ...] = ()
+
+    @property
+    def acceptance_at(self) -> tuple[float, ...]:
+        """Share of accepted tokens at each position, among the rounds that came that far.
+
+        A mean over all positions falls as the draft grows; these rates do not. NaN where no
+        round came that far.
+        """
+        return tuple(
+            accepted / n if n else math.nan
+            for accepted, n in zip(self.accepted_at, self.reached_at, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,7 @@ class Statistics:
 def _arm(name: str, rounds: list[Round]) -> ArmStatistics:
     pulls = max(len(rounds), 1)
     emitted = sum(r.emitted for r in rounds)
+    positions = range(max((r.drafted for r in rounds), default=0))
     return ArmStatistics(
         name=name,
         pulls=len(rounds),
@@ -130,4 +150,7 @@ def _arm(name: str, rounds: list[Round]) -> ArmStatistics:
         reward=sum(r.reward for r in rounds) / pulls,
         tokens_per_round=emitted / pulls,
         seconds=sum(r.seconds for r in rounds),
+        drafted_at=tuple(sum(r.drafted > j for r in rounds) for j in positions),
+        accepted_at=tuple(sum(r.accepted > j for r in rounds) for j in positions),
+        reached_at=tuple(sum(r.drafted > j <= r.accepted for r in rounds) for j in positions),
     )

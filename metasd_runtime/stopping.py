@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import torch
+from torch import Tensor
 from transformers import StoppingCriteriaList
 
 __all__ = ["Finish", "Stopping"]
@@ -34,6 +35,11 @@ class Stopping:
         Each ends the text, and is delivered as its last token.
     criteria : StoppingCriteriaList
         Stop strings, time limits and the user's own, as Hugging Face defines them.
+
+    Attributes
+    ----------
+    scores_seen : callable, optional
+        Number of tokens -> the scores that criteria are shown with them; None shows none.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Stopping:
         self.context = context
         self.eos = eos
         self.criteria = criteria if criteria is not None else StoppingCriteriaList()
+        self.scores_seen: Callable[[int], tuple[Tensor, ...] | None] | None = None
 
     def room(self, length: int) -> int:
         """Tokens that may still be emitted after `length`."""
@@ -67,4 +74,5 @@ class Stopping:
 
     def _criteria_met(self, tokens: Sequence[int]) -> bool:
         ids = torch.tensor([tokens])
-        return bool(torch.as_tensor(self.criteria(ids, None)).any())
+        scores = None if self.scores_seen is None else self.scores_seen(len(tokens))
+        return bool(torch.as_tensor(self.criteria(ids, scores)).any())

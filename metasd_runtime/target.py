@@ -14,7 +14,9 @@ from metasd_runtime.hf import (
     cache_argument,
     cache_of,
     new_layers,
+    output_width,
     refuse_stateful,
+    unwrapped,
 )
 
 __all__ = ["CachedModel", "Forward", "Target"]
@@ -30,8 +32,8 @@ class Forward(NamedTuple):
     ----------
     logits : (n, vocabulary) float32
         For the token that follows each position.
-    features : (n, hidden) or None
-        The last hidden state at each position, where it was asked for.
+    features : (n, layers x hidden) or None
+        The hidden states that were asked for, at each position, side by side.
     """
 
     logits: Tensor
@@ -52,6 +54,7 @@ class CachedModel:
     def __init__(
         self, model: PreTrainedModel, layers: list[PreallocatedLayer] | None = None
     ) -> None:
+        model = unwrapped(model)
         refuse_stateful(model)
         self.model = model
         self.layers = new_layers(model, _FIRST_CAPACITY) if layers is None else layers
@@ -75,7 +78,7 @@ class CachedModel:
     @property
     def vocab_size(self) -> int:
         """Width of the logits (padded vocabularies included)."""
-        return self.model.get_output_embeddings().weight.shape[0]
+        return output_width(self.model)
 
     @property
     def max_length(self) -> int | None:
@@ -95,25 +98,52 @@ class CachedModel:
             layer.length -= n
 
     @torch.inference_mode()
-    def forward(self, tokens: Sequence[int], *, keep: int = 0, features: bool = False) -> Forward:
-        """Extend the cache by `tokens`; the logits behind each, or behind the last `keep`."""
+    def take_back(self, n: int) -> list[tuple[Tensor, Tensor]]:
+        """Forget the last n tokens, but give out what was stored of them: keys and values."""
+        stored = [layer.tail(n) for layer in self.layers]
+        self.rollback(n)
+        return stored
+
+    @torch.inference_mode()
+    def bring_back(self, stored: list[tuple[Tensor, Tensor]]) -> None:
+        """Extend the cache by what `take_back` gave out at the same place."""
+        for layer, (keys, values) in zip(self.layers, stored, strict=True):
+            layer.update(keys, values)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Sequence[int], *, keep: int = 0, features: Sequence[int] = ()
+    ) -> Forward:
+        """Extend the cache by `tokens`; the logits behind each, or behind the last `keep`.
+
+        `features` names hidden states by the layers behind them; the last is behind the final
+        norm as well.
+        """
         ids = torch.tensor([tokens], device=self.device)
         output = self.model(
             input_ids=ids,
             use_cache=True,
             logits_to_keep=keep,
-            output_hidden_states=features,
+            output_hidden_states=bool(features),
             return_dict=True,
             **{self._cache_argument: self._cache},
         )
         self.forwards += 1
-        hidden = output.hidden_states[-1][0] if features else None
+        states = [output.hidden_states[layer][0] for layer in features]
+        hidden = torch.cat(states, -1) if states else None
         return Forward(output.logits[0].float(), hidden)
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Extend the cache by a prompt, in chunks, computing no more logits than it must."""
-        for start in range(0, len(tokens), _PREFILL_CHUNK):
-            self.forward(tokens[start : start + _PREFILL_CHUNK], keep=1)
+    def prefill(self, tokens: Sequence[int], features: Sequence[int] = ()) -> Tensor | None:
+        """Extend the cache by a prompt, in chunks, computing no more logits than it must.
+
+        Returns the `features` asked for, as `forward` does.
+        """
+        chunks = [
+            self.forward(tokens[start : start + _PREFILL_CHUNK], keep=1, features=features).features
+            for start in range(0, len(tokens), _PREFILL_CHUNK)
+        ]
+        states = [chunk for chunk in chunks if chunk is not None]
+        return torch.cat(states) if states else None
 
 
 class Target(CachedModel):

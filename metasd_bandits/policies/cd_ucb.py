@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import COUNT, TOTAL, explore, recent_index, recent_pulls, sampling_rule
 from metasd_bandits.state import record
 
@@ -34,7 +33,7 @@ __all__ = ["ChangeDetectionUCB"]
 LEVEL, UP, DOWN = 2, 3, 4  # rows, beside COUNT and TOTAL: sum of the first M rewards, g+, g-
 
 
-@njit
+@kernel
 def weigh(s):
     recent_index(s, s.theta[0], recent_pulls(s))
     explore(s, s.theta[1])
@@ -43,7 +42,7 @@ def weigh(s):
 select, probabilities, propensity = sampling_rule(weigh)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
     s.rows[COUNT, arm] += 1.0

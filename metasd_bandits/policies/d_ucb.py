@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index, recent_pulls
 from metasd_bandits.state import record
 
 __all__ = ["DiscountedUCB"]
 
 
-@njit
+@kernel
 def index(s):
     recent_index(s, s.theta[1], recent_pulls(s))
 
@@ -32,7 +31,7 @@ def index(s):
 select, probabilities, propensity = index_rule(index)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
     for j in range(2):

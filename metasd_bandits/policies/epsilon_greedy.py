@@ -14,17 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import explore, learn_mean, sampling_rule
 from metasd_bandits.state import trials
 
 __all__ = ["EpsilonGreedy"]
 
 
-@njit
+@kernel
 def weigh(s):
     for i in range(s.score.size):
         s.score[i] = np.inf if trials(s, i) == 0.0 else s.mean[i]

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import importance, mix, sampling_rule, softmax
 from metasd_bandits.state import record
 
 __all__ = ["EXP3"]
 
 
-@njit
+@kernel
 def weigh(s):
     softmax(s, 1.0)
     mix(s, s.theta[0])
@@ -33,7 +32,7 @@ def weigh(s):
 select, probabilities, propensity = sampling_rule(weigh)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     s.rows[0, arm] += s.theta[0] / s.score.size * reward / importance(s, arm, propensity)
     record(s, arm, reward)

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import anytime_rate, importance, sampling_rule, softmax
 from metasd_bandits.state import record
 
 __all__ = ["EXP3IX"]
 
 
-@njit
+@kernel
 def weigh(s):
     softmax(s, s.theta[0] * anytime_rate(s))
 
@@ -33,7 +32,7 @@ def weigh(s):
 select, probabilities, propensity = sampling_rule(weigh)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     damping = 0.5 * s.theta[0] * anytime_rate(s)
     s.rows[0, arm] -= (1.0 - reward) / (importance(s, arm, propensity) + damping)

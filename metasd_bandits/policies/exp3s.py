@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.policies.exp3 import probabilities, propensity, select
 from metasd_bandits.rules import importance
 from metasd_bandits.state import record
@@ -27,17 +26,23 @@ from metasd_bandits.state import record
 __all__ = ["EXP3S", "probabilities", "propensity", "select", "update"]
 
 
-@njit
+@kernel
+def log_add(x, y):
+    """ln(e^x + e^y) without overflow."""
+    return max(x, y) + math.log1p(math.exp(-abs(x - y)))
+
+
+@kernel
 def update(s, arm, reward, cost, propensity):
     K = s.score.size
-    leak = 0.0
+    total = 0.0
     for i in range(K):
-        leak += math.exp(s.rows[0, i])
-    leak *= math.e * s.theta[1] / K
+        total += math.exp(s.rows[0, i])
+    leak = 1.0 + math.log(s.theta[1] / K * total)
     s.rows[0, arm] += s.theta[0] / K * reward / importance(s, arm, propensity)
     top = -math.inf
     for i in range(K):
-        s.rows[0, i] = math.log(math.exp(s.rows[0, i]) + leak)
+        s.rows[0, i] = log_add(s.rows[0, i], leak)
         top = max(top, s.rows[0, i])
     for i in range(K):
         s.rows[0, i] -= top

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import anytime_rate, learn_loss, sampling_rule, softmax
 
 __all__ = ["EXP3Spec"]
 
 
-@njit
+@kernel
 def weigh(s):
     softmax(s, anytime_rate(s))
 

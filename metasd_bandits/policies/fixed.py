@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Fixed"]
 
 
-@njit
+@kernel
 def index(s):
     s.score[:] = 0.0
     s.score[int(s.theta[0])] = 1.0

@@ -17,17 +17,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import learn_loss, sampling_rule, softmax
 from metasd_bandits.state import record
 
 __all__ = ["Hedge"]
 
 
-@njit
+@kernel
 def weigh(s):
     softmax(s, s.theta[0] * math.sqrt(8.0 * math.log(s.score.size) / (s.clock[0] + 1.0)))
 
@@ -36,7 +35,7 @@ select, probabilities, propensity = sampling_rule(weigh)
 update = learn_loss
 
 
-@njit
+@kernel
 def update_all(s, arm, rewards, cost, propensity):
     for i in range(rewards.size):
         s.rows[0, i] -= 1.0 - rewards[i]

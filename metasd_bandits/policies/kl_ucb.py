@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import trials
 
@@ -28,7 +28,7 @@ __all__ = ["KLUCB", "kl_bernoulli", "kl_bernoulli_upper"]
 _FAMILIES = ("bernoulli", "gaussian")
 
 
-@njit
+@kernel
 def kl_bernoulli(p, q):
     """Divergence of Bernoulli(p) from Bernoulli(q), exact at 0 and 1 (infinite where it is)."""
     d = 0.0
@@ -43,7 +43,7 @@ def kl_bernoulli(p, q):
     return max(d, 0.0)
 
 
-@njit
+@kernel
 def kl_bernoulli_upper(p, budget):
     """The largest q in [p, 1] with kl(p, q) <= budget.
 
@@ -67,7 +67,7 @@ def kl_bernoulli_upper(p, budget):
     return q
 
 
-@njit
+@kernel
 def index(s):
     t = max(s.clock[0], 1.0)
     budget = math.log(t)

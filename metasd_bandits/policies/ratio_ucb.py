@@ -23,10 +23,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule
 from metasd_bandits.state import record, trials
 
@@ -35,7 +35,7 @@ __all__ = ["RatioUCB"]
 COST = 0  # row: sum of costs
 
 
-@njit
+@kernel
 def index(s):
     wide = s.theta[0] * math.sqrt(2.0 * math.log(max(s.clock[0], 1.0)))
     least, width = s.theta[1], s.theta[2]
@@ -52,7 +52,7 @@ def index(s):
 select, probabilities, propensity = index_rule(index)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     s.rows[COST, arm] += cost
     record(s, arm, reward)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import pick_max
 
@@ -21,7 +20,7 @@ __all__ = ["RoundRobin"]
 LAST = 0  # row: the number of the decision that chose the arm last, 0 before the first
 
 
-@njit
+@kernel
 def index(s):
     for i in range(s.score.size):
         s.score[i] = -s.rows[LAST, i]
@@ -31,7 +30,7 @@ _, probabilities, propensity = index_rule(index)
 update = learn_mean
 
 
-@njit
+@kernel
 def select(s, stream):
     index(s)
     arm = pick_max(s, stream)

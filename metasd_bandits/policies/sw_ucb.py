@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index
 from metasd_bandits.state import State, record
 
@@ -27,7 +26,7 @@ __all__ = ["SlidingWindowUCB"]
 HELD, NEXT, FIRST = 0, 1, 2  # memory: pulls held, the next place, then (arm, reward) pairs
 
 
-@njit
+@kernel
 def index(s):
     recent_index(s, s.theta[1], s.memory[HELD])
 
@@ -35,13 +34,13 @@ def index(s):
 select, probabilities, propensity = index_rule(index)
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
     push(s, arm, reward)
 
 
-@njit
+@kernel
 def push(s, arm, reward):
     """Put a pull into the window; the oldest leaves a full one."""
     window = int(s.theta[0])
@@ -62,7 +61,7 @@ def push(s, arm, reward):
         resum(s, window)
 
 
-@njit
+@kernel
 def resum(s, window):
     for i in range(s.score.size):
         s.rows[TOTAL, i] = 0.0

@@ -23,12 +23,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.draws import beta, normal
+from metasd_bandits.kernel import kernel
 from metasd_bandits.state import pick_max, record
 
 __all__ = ["Thompson"]
@@ -37,7 +36,7 @@ ACCEPTED, REJECTED = 0, 1  # rows
 _MODELS = ("beta", "gaussian")  # in the order of best_arm's BETA, GAUSSIAN
 
 
-@njit
+@kernel
 def posterior(s, i):
     """Parameters of arm i's posterior: (a, b) of the Beta, or the Gaussian's mean and deviation."""
     if s.theta[0] == BETA:
@@ -46,7 +45,7 @@ def posterior(s, i):
     return (0.5 + s.total[i]) / n, s.theta[4] / math.sqrt(n)
 
 
-@njit
+@kernel
 def select(s, stream):
     for i in range(s.score.size):
         if s.available[i] != 0.0:
@@ -58,7 +57,7 @@ def select(s, stream):
     return pick_max(s, stream)
 
 
-@njit
+@kernel
 def probabilities(s):
     for i in range(s.score.size):
         first, second = posterior(s, i)
@@ -66,13 +65,13 @@ def probabilities(s):
     best_arm_probabilities(s.theta[0], s.rows[2], s.rows[3], s.available, s.score)
 
 
-@njit
+@kernel
 def propensity(s, arm):
     probabilities(s)
     return s.score[arm]
 
 
-@njit
+@kernel
 def update(s, arm, reward, cost, propensity):
     s.rows[ACCEPTED, arm] += s.theta[3] * reward
     s.rows[REJECTED, arm] += min(1.0, s.theta[3] * (1.0 - reward))

@@ -18,10 +18,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import pick_max, trials
 
@@ -31,12 +31,12 @@ PHASES = 0  # row: r_i
 ARM, LEFT = 0, 1  # memory: the arm of the phase, and how often it is still to be played
 
 
-@njit
+@kernel
 def tau(s, r):
     return math.ceil((1.0 + s.theta[0]) ** r)
 
 
-@njit
+@kernel
 def index(s):
     current = int(s.memory[ARM])
     if s.memory[LEFT] > 0.0 and s.available[current] != 0.0:
@@ -54,7 +54,7 @@ _, probabilities, propensity = index_rule(index)
 update = learn_mean
 
 
-@njit
+@kernel
 def select(s, stream):
     index(s)
     arm = pick_max(s, stream)
@@ -65,7 +65,7 @@ def select(s, stream):
     return arm
 
 
-@njit
+@kernel
 def start_phase(s, arm):
     """Enter the arm's next phase that is not empty; a first trial is no phase."""
     s.memory[ARM], s.memory[LEFT] = arm, 0.0

@@ -16,17 +16,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_variance, variance
 from metasd_bandits.state import trials
 
 __all__ = ["UCBV"]
 
 
-@njit
+@kernel
 def index(s):
     level = s.theta[0] * math.log(max(s.clock[0], 1.0))
     for i in range(s.score.size):

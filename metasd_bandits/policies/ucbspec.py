@@ -17,17 +17,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 from metasd_bandits.state import trials
 
 __all__ = ["UCBSpec"]
 
 
-@njit
+@kernel
 def index(s):
     K, t = s.score.size, s.clock[1] + 1.0
     for i in range(K):

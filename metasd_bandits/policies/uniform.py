@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import njit
-
 from metasd_bandits.compiled import CompiledPolicy
+from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import index_rule, learn_mean
 
 __all__ = ["Uniform"]
 
 
-@njit
+@kernel
 def index(s):
     s.score[:] = 0.0
 

@@ -2,17 +2,19 @@
 
 ``prompt-lookup[:N]``, ``suffix``, ``early-exit[:L]``, ``none``, or a Hugging Face causal LM by id
 or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
-``lm:ID?cache=streaming&sinks=4&window=512``.
+``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
+both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.early_exit import EarlyExit
+from metasd_runtime.drafters.foreign import SharedTokens, TextMatch
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
@@ -21,7 +23,9 @@ from metasd_runtime.models import load_target
 from metasd_runtime.reading import CacheStrategy, make_cache_strategy
 from metasd_runtime.target import Target
 
-__all__ = ["DRAFTERS", "make_drafter"]
+__all__ = ["DRAFTERS", "make_drafter", "make_pool"]
+
+_Maker = Callable[[Target, str], Drafter]
 
 
 def _integer(kind: str, text: str) -> int:
@@ -66,14 +70,35 @@ def _language_model(target: Target, text: str) -> Drafter:
     ):
         raise checks.ConfigError(
             f"drafter lm:{text} has another vocabulary than the target; its token ids would mean "
-            "other words. Give a model of the target's family"
+            f"other words. Give a model of the target's family, or let it draft shared tokens "
+            f"(lm-tokens:{text}) or text (lm-text:{text})"
         )
     return LanguageModel(loaded.model, target.vocab_size, name, cache)
 
 
-DRAFTERS: dict[str, Callable[[Target, str], Drafter]] = {
+def _foreign(kind: type[SharedTokens | TextMatch], spelled: str) -> _Maker:
+    def make(target: Target, text: str) -> Drafter:
+        if not text:
+            raise checks.ConfigError(f"drafter {spelled!r} needs a model: {spelled}:ID or PATH")
+        if target.tokenizer is None:
+            raise checks.ConfigError(f"drafter {spelled}:{text} needs the target's tokenizer")
+        loaded = load_target(text, dtype=target.model.dtype, device=target.device)
+        return kind(
+            loaded.model,
+            loaded.tokenizer,
+            target.tokenizer,
+            target.vocab_size,
+            f"{spelled}:{text}",
+        )
+
+    return make
+
+
+DRAFTERS: dict[str, _Maker] = {
     "early-exit": _early_exit,
     "lm": _language_model,
+    "lm-text": _foreign(TextMatch, "lm-text"),
+    "lm-tokens": _foreign(SharedTokens, "lm-tokens"),
     "none": lambda target, text: NoDraft(),
     "prompt-lookup": _prompt_lookup,
     "suffix": lambda target, text: Suffix(),
@@ -92,3 +117,28 @@ def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
         return drafter
     kind, _, text = drafter.partition(":")
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
+
+
+def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter]:
+    """Drafters from names and objects; ``pool:NAME`` stands for all the heads of a trained pool.
+
+    NAME is a folder that ``metasd train`` wrote, or the name of a target for which a pool comes
+    with the package.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        As `make_drafter`.
+    metasd_runtime.pool.PoolError
+        If there is no such pool, or it was trained for another target.
+    """
+    from metasd_runtime.pool import load_pool, ready_pool  # which builds on the heads here
+
+    made: list[Drafter] = []
+    for drafter in drafters:
+        if isinstance(drafter, str) and drafter.startswith("pool:"):
+            name = drafter.removeprefix("pool:")
+            made += load_pool(ready_pool(name) or name, target)
+        else:
+            made.append(make_drafter(drafter, target))
+    return made

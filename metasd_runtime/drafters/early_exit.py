@@ -37,8 +37,8 @@ class EarlyExit(Drafter):
         self.layers = checks.integer("early-exit layers", layers, 1, n_layers - 1)
         self.name = f"early-exit:{layers}"
         self._target = target
-        shallow = _first_layers(target.model, layers)
-        self._exit = CachedModel(shallow, target.layers[:layers])
+        self.model = _first_layers(target.model, layers)
+        self._exit = CachedModel(self.model, target.layers[:layers])
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
         limit = self._exit.max_length
@@ -53,6 +53,8 @@ class EarlyExit(Drafter):
                 text.append(token)
                 drafted.append(token)
                 rows.append(probs)
+                if not sampling.confident(token, probs):
+                    break
         finally:
             for layer in self._exit.layers:  # the target's storage: leave it as it was
                 layer.length = before

@@ -72,6 +72,8 @@ class LanguageModel(Drafter):
             text.append(token)
             drafted.append(token)
             rows.append(probs)
+            if not sampling.confident(token, probs):
+                break
         return Draft(drafted, torch.stack(rows), len(owed) - 1, catching_up)
 
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:

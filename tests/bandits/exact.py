@@ -32,7 +32,8 @@ def expected_pulls(fresh, horizons, success):
     """
     pulls = np.zeros((success.shape[0], horizons.size))
     weights, buffers = np.ones((1, success.shape[0])), fresh.copy().reshape((1, fresh.size))
-    spent, h, clashes = np.zeros(success.shape[0]), 0, 0
+    spent, lost = np.zeros(success.shape[0]), np.zeros(success.shape[0])
+    h, clashes = 0, 0
     scratch = fresh.copy()
     for t in range(horizons[-1]):
         after = place(t + 1, t + 1, t + 1, 0) + 1
@@ -52,7 +53,7 @@ def expected_pulls(fresh, horizons, success):
                         if chance[arm] == 0.0:
                             continue
                         for m in range(success.shape[0]):
-                            spent[m] += arm * chance[arm] * weights[k, m]
+                            add(spent, lost, m, arm * chance[arm] * weights[k, m])
                         for r in range(2):
                             scratch[:] = buffers[k]
                             s = view(scratch)
@@ -73,6 +74,15 @@ def expected_pulls(fresh, horizons, success):
             pulls[:, h] = spent
             h += 1
     return pulls, clashes
+
+
+@njit(cache=True)
+def add(total, lost, m, term):
+    """Compensated summation (Kahan): millions of small terms."""
+    term -= lost[m]
+    new = total[m] + term
+    lost[m] = (new - total[m]) - term
+    total[m] = new
 
 
 @njit(cache=True)

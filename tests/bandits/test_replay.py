@@ -1,21 +1,25 @@
 """Full and rejection replay: the same decisions as live, and the truth within the interval."""
 
+import copy
 import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from metasd_bandits import ConfigError, Policy, Round, Trace, TraceHeader, make_policy
+from metasd_bandits import POLICIES, ConfigError, Policy, Round, Trace, TraceHeader, make_policy
+from metasd_bandits.carried import Carried
 from metasd_bandits.columns import ColumnReader
 from metasd_bandits.intervals import Bootstrap, ReplayError, UnitSums
 from metasd_bandits.parquet import write_parquet
+from metasd_bandits.players import _Interpreted, make_player
 from metasd_bandits.rejection import rejection_replay
-from metasd_bandits.replay import decisions, full_replay
+from metasd_bandits.replay import decisions, full_replay, in_order
 from metasd_bandits.results import difference
 from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
 
-NAMES = ["ucb", "ucb:beta=0.2", "uniform", "fixed:arm=1"]
+SETTINGS = {"fixed": "fixed:arm=1", "ucb": "ucb:beta=0.2"}
+NAMES = [SETTINGS.get(name, name) for name in sorted(POLICIES)]
 LAW = SyntheticLog(queries=12, rounds=40, seed=5, steps=(1.0, 1.2, 1.6))
 
 
@@ -28,6 +32,9 @@ class Plain(Policy):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.pulls, self.total, self.cost = np.zeros(n_arms), np.zeros(n_arms), 0.0
+
+    def forget(self, keep, seed=None):
+        self.pulls, self.total = keep * self.pulls, keep * self.total
 
     def select(self, available=None):
         usable = np.flatnonzero(np.ones(len(self.pulls), bool) if available is None else available)
@@ -43,17 +50,18 @@ class Plain(Policy):
 
 
 def live_arms(policy, rounds, n_arms, scope, seed):
-    """The decoder's loop: reset at each query, select, update."""
+    """The decoder's loop: begin each query, select, update."""
     policy = make_policy(policy)
-    policy.reset(n_arms, seed)
+    policy = Carried(copy.deepcopy(policy)) if scope == "carried" else policy
     arms, last = [], None
     for r in rounds:
-        if scope == "query" and last not in (None, r.query):
-            policy.reset(n_arms)
+        if last != r.query:
+            policy.begin(n_arms, seed if last is None else None)
         last = r.query
         usable = [not math.isnan(x) for x in r.rewards]
         arm = policy.select(None if all(usable) else usable)
-        policy.update(arm, r.rewards[arm], cost=r.steps[arm], rewards=r.rewards)
+        every = r.rewards if all(usable) else None
+        policy.update(arm, r.rewards[arm], cost=r.steps[arm], rewards=every)
         arms.append(arm)
     return arms
 
@@ -76,7 +84,7 @@ def test_full_replay_takes_the_decisions_of_the_live_policy(policy, scope):
 
 
 @pytest.mark.filterwarnings("ignore:policy 'plain'")
-@pytest.mark.parametrize("policy", ["ucb", "uniform", "plain"])
+@pytest.mark.parametrize("policy", ["ucb", "uniform", "hedge", "plain"])
 def test_arms_that_could_not_serve_are_masked_as_they_are_live(policy):
     policy = Plain() if policy == "plain" else policy
     rng = np.random.default_rng(1)
@@ -89,6 +97,39 @@ def test_arms_that_could_not_serve_are_masked_as_they_are_live(policy):
     arms = replayed(trace, policy, "query", 3)
     assert arms == live_arms(policy, rounds, 3, "query", 3)
     assert all(not math.isnan(r.rewards[arm]) for r, arm in zip(rounds, arms, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:policy 'plain'")
+@pytest.mark.parametrize("name", ["ucb", "sw-ucb", "sh:budget=20", "plain"])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_a_carried_policy_follows_its_own_rule(name, keep):
+    rounds = list(SyntheticReader(LAW).rounds())
+    carried = Carried(Plain() if name == "plain" else make_policy(name), keep)
+    live = live_arms(copy.deepcopy(carried), rounds, 3, "query", 3)
+    assert replayed(SyntheticReader(LAW), carried, "query", 3) == live
+    assert replayed(SyntheticReader(LAW), carried, "carried", 3) == live
+
+
+def test_what_cannot_be_carried_is_refused():
+    class Stubborn(Plain):
+        forget = Policy.forget
+
+    with pytest.raises(ReplayError, match=r"cannot be carried; implement forget\(\)"):
+        full_replay(SyntheticReader(LAW), Stubborn(), scope="carried")
+
+
+def test_a_query_drops_the_decision_that_waits():
+    """Carried through rejection replay, the compiled and the interpreted engine agree."""
+    law = dataclasses.replace(LAW, full=False, queries=200, rounds=5)
+    for name in ("ucb", "sw-ucb"):
+        compiled = make_player(Carried(make_policy(name)), 3, 1)
+        plain = _Interpreted(Carried(make_policy(name)), 3, 1)
+        for batch, starts in in_order(SyntheticReader(law), (), Carried(make_policy(name)), None):
+            keep = np.random.default_rng(0).random(len(batch)) < 0.5
+            logged = (starts, batch["arm"], batch["reward"], np.ones(1), keep)
+            taken = compiled.match(*logged)
+            assert taken.tolist() == plain.match(*logged).tolist()
+            assert 50 < taken.sum() < 400
 
 
 def test_storage_and_batch_cuts_do_not_change_decisions(tmp_path):

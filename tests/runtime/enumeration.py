@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -114,14 +114,14 @@ class TableTarget:
     def reset(self) -> None:
         self.text = []
 
-    def prefill(self, tokens: list[int]) -> None:
+    def prefill(self, tokens: list[int], features: Sequence[int] = ()) -> None:
         self.text += tokens
 
     def rollback(self, n: int) -> None:
         assert 0 <= n <= len(self.text)
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens: list[int], *, keep: int = 0, features: bool = False) -> Forward:
+    def forward(self, tokens: list[int], *, keep: int = 0, features: Sequence[int] = ()) -> Forward:
         rows = []
         for token in tokens:
             self.text.append(token)
@@ -143,6 +143,8 @@ class TableDrafter(Drafter):
             token, probs = sampling.propose(logits, text)
             text.append(token)
             rows.append(probs)
+            if not sampling.confident(token, probs):
+                break
         return Draft(text[len(tokens) :], torch.stack(rows))
 
 
@@ -178,7 +180,8 @@ class ByLastReward(Policy):
         return usable[arm % len(usable)]
 
     def update(self, arm: int, reward: float, **kwargs: Any) -> None:
-        self.last = reward
+        rewards = kwargs.get("rewards")
+        self.last = reward if rewards is None else float(sum(rewards) / len(rewards))
 
 
 def decode_law(
@@ -192,6 +195,8 @@ def decode_law(
     processors: Any = None,
     eos: frozenset[int] = frozenset(),
     rounds: int | None = None,
+    draft_threshold: float = 0.0,
+    shadow: bool = False,
 ) -> dict[Hashable, float]:
     """The joint law of the tokens that the real decoder emits after `prompt` (in some rounds)."""
 
@@ -200,7 +205,8 @@ def decode_law(
             drafters, policy if policy is not None else "fixed", "bd", draft_length=draft_length
         )
         stopping = Stopping(len(prompt) + max_new_tokens, None, eos)
-        query = Query("0", list(prompt), Sampling(processors, True), stopping, plain_step=1.0)
+        how = Sampling(processors, True, draft_threshold=draft_threshold)
+        query = Query("0", list(prompt), how, stopping, plain_step=1.0, shadow=shadow)
         for _ in islice(decode(query, target, router), rounds):  # type: ignore[arg-type]
             pass
         return tuple(query.tokens[len(prompt) :])

@@ -80,6 +80,25 @@ def test_the_trace_file_holds_every_round(run, model_folder, tmp_path):
     assert len(read_trace(path)) > len(trace)
 
 
+def test_shadow_joint_lengths_and_draft_all(run, model_folder, tmp_path):
+    path = tmp_path / "t.jsonl"
+    plain = json.loads(generate(run, model_folder, "--json")[1])["tokens"]
+    extra = ["--shadow", "--draft-length", "2,4", "--trace", path, "--policy", "hedge"]
+    _, out, _ = generate(run, model_folder, "--json", *extra)
+    assert json.loads(out)["tokens"] == plain
+    trace = read_trace(path)
+    assert "early-exit:2@4" in trace.header.arms
+    assert all(r.rewards is not None and len(r.rewards) == len(trace.header.arms) for r in trace)
+    _, out, _ = generate(run, model_folder, "--json", "--draft-all")
+    assert json.loads(out)["tokens"] == plain
+
+
+def test_train_router_is_a_command(run):
+    code, out, _ = run("train-router", "--help")
+    assert code == 0
+    assert "--trace" in out
+
+
 def test_sampling_follows_its_seed(run, model_folder):
     def tokens(seed: int) -> list[int]:
         _, out, _ = generate(run, model_folder, "--json", "--temperature", 1.5, "--seed", seed)
@@ -90,7 +109,8 @@ def test_sampling_follows_its_seed(run, model_folder):
     def alone(seed: int) -> list[int]:
         _, out, _ = run(
             "generate", "abc", "--target", model_folder, "--drafters", "early-exit:2",
-            "--reward", "bd", "--temperature", 1.5, "--seed", seed, "--max-new-tokens", 24, "--json",
+            "--reward", "bd", "--temperature", 1.5, "--seed", seed, "--max-new-tokens", 24,
+            "--json",
         )  # fmt: skip
         return json.loads(out)["tokens"]
 
@@ -109,6 +129,10 @@ def test_sampling_follows_its_seed(run, model_folder):
         (["--drafters", "none,none"], "names must differ"),
         (["--reward", "through"], "did you mean 'throughput'?"),
         (["--draft-length", "0"], "give an integer of at least 1"),
+        (["--draft-length", "many"], "draft_length='many' is no whole number"),
+        (["--draft-length", "2,2"], "several different ones"),
+        (["--draft-threshold", "1.5"], "draft_threshold=1.5"),
+        (["--draft-all", "--shadow"], "leave one of them out"),
         (["--max-new-tokens", "0"], "max_new_tokens=0 is out of range"),
         (["--max-new-tokens", "-3"], "max_new_tokens=-3 is out of range"),
         (["--temperature", "-1"], "temperature=-1.0 is negative"),
@@ -120,7 +144,7 @@ def test_mistakes_are_one_sentence(run, model_folder, arguments, message):
     assert code == 2
     assert message in err
     assert "Traceback" not in err
-    assert out == ""
+    assert out.strip() == ""
 
 
 def test_an_empty_prompt_is_refused(run, model_folder):

@@ -193,6 +193,27 @@ def test_texts_that_end_early():
     assert deviation(law, own_law(target, [0], 3, eos=eos)) < EXACT
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.9])
+def test_blocks_that_end_where_the_drafter_doubts(threshold):
+    """The block's length depends on what was drafted; the law does not."""
+    target = TableTarget(table(31, 3), 3)
+    pool = [TableDrafter(str(i), table(32 + i, 3)) for i in range(3)]
+    law = decode_law(
+        target, pool, [0], 3, policy=ByLastReward(0.5), draft_length=3, draft_threshold=threshold
+    )
+    assert deviation(law, own_law(target, [0], 3)) < EXACT
+
+
+@pytest.mark.slow
+def test_shadow_drafts_leave_the_law_alone():
+    """Every arm drafts, the policy sees every reward, and the output is still the target's."""
+    target = TableTarget(table(41, 2), 2)
+    pool = [TableDrafter("first", table(42, 2)), TableDrafter("second", table(43, 2, scale=3.0))]
+    law = decode_law(target, pool, [0], 3, policy=ByLastReward(0.6), draft_length=2, shadow=True)
+    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
+    assert deviation(law, own_law(target, [0], 3)) < EXACT
+
+
 class Breaks(TableDrafter):
     """A table drafter that raises (or whose logits are NaN) once some token was drafted."""
 

@@ -140,7 +140,7 @@ def test_processes_that_build_at_once_build_once(cache, tmp_path):
     children = [context.Process(target=_build_in_child, args=(queue,)) for _ in range(4)]
     for child in children:
         child.start()
-    assert [queue.get(timeout=60) for _ in children] == [25602] * 4
+    assert [queue.get(timeout=300) for _ in children] == [25602] * 4
     for child in children:
         child.join()
     assert (tmp_path / "calls").read_text() == "x"

@@ -159,6 +159,27 @@ def test_a_drafter_of_short_context_is_disabled_or_windowed(tiny_llama):
             assert drafter.lm.layers[0].capacity <= 256  # bounded: the first storage was enough
 
 
+@pytest.mark.parametrize("length", [4_000, 8_000])
+def test_long_prompts_are_decoded_with_bounded_drafter_memory(tiny_llama, length):
+    """One prompt alone, then beside a short one in a batch; the short context is disabled."""
+    target = tiny_llama(0, vocab=16, context=8_192)
+    prompt = torch.randint(16, (1, length), generator=torch.Generator().manual_seed(1))
+    expected = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    windowed = tiny_drafter(tiny_llama, Streaming(4, 128), context=512)
+    short = tiny_drafter(tiny_llama, "recompute", context=512)
+    short.name = "short"
+    metasd = MetaSD(target, drafters=[windowed, short], policy="uniform", reward="bd")
+    with pytest.warns(RuntimeWarning, match="'short' is disabled"):
+        out = metasd.generate(prompt, max_new_tokens=12, return_dict_in_generate=True, seed=0)
+    assert torch.equal(out.sequences, expected)
+    assert windowed.lm.layers[0].capacity == 256
+    assert sum(r.owed for r in out.trace.rounds) < 128
+    with pytest.warns(RuntimeWarning, match="'short' is disabled"):
+        both = list(metasd.generate_many([prompt, [1, 2, 3]], max_new_tokens=12, seed=0))
+    assert torch.equal(both[0].sequences, expected)
+    assert both[0].trace.rounds[0].owed < 128
+
+
 @pytest.mark.parametrize(
     ("written", "strategy"),
     [

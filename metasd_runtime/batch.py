@@ -1,0 +1,285 @@
+"""The loop over many rows: a batch decoded round by round, as `decoder` decodes one query.
+
+A round takes each row's last token and a draft behind it. (1) The policy selects a drafter, one
+for all rows (homogeneous) or one for each (heterogeneous; MetaSD, Table 17), and rows of one
+drafter draft together; (2) one target forward over the padded blocks verifies them all, and each
+row commits its own accepted tokens and the target's next; (3) what the round was worth to each
+row updates the policy. Rows come and go between rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from metasd_bandits import Decision, Round, checks
+from metasd_runtime.commit import commit
+from metasd_runtime.decoder import Query
+from metasd_runtime.draft import Drafter, drawn_block
+from metasd_runtime.drafters.capped import Capped
+from metasd_runtime.drafters.rows import Ask, RowDrafter, draft_rows, rows_of
+from metasd_runtime.ragged import RaggedModel, Row
+from metasd_runtime.reward import Timing, score
+from metasd_runtime.router import Router
+from metasd_runtime.select import Selected
+from metasd_runtime.target import Forward, Target
+from metasd_runtime.verify import Verdict, verify
+
+__all__ = ["Batch", "BatchRow", "Mode", "RowRound"]
+
+Mode = Literal["homogeneous", "heterogeneous"]
+
+
+@dataclass(eq=False)
+class BatchRow:
+    """A query in its slot, with its own drafters and its own view of the policy."""
+
+    slot: int
+    query: Query
+    router: Router
+    rounds: int = 0
+
+    def ask(self, arm: int) -> Ask:
+        """What the row wants of an arm's drafter."""
+        tokens, drafter = self.query.tokens, self.router.drafters[arm]
+        n = min(self.router.draft_length, self.query.stopping.room(len(tokens)) - 1)
+        if isinstance(drafter, Capped):
+            n = min(n, drafter.length)
+        return Ask(self.slot, tokens, n, self.query.sampling)
+
+
+class RowRound(NamedTuple):
+    """What a round brought a row."""
+
+    row: BatchRow
+    round: Round
+    emitted: list[int]
+
+
+class Batch:
+    """Rows that are decoded together.
+
+    Parameters
+    ----------
+    target : Target
+        Its model is shared; the rows have caches of their own.
+    router : Router
+        The pool, the policy and the reward.
+    size : int
+        Most rows at a time.
+    mode : {"homogeneous", "heterogeneous"}
+        One drafter a round for all rows, from whose rounds one policy learns; or one for each
+        row, from a policy of its own (with scope "carried": from one policy for all rows, whose
+        pulls are in flight together).
+    seed : int
+        Of a policy that the rows share.
+
+    Attributes
+    ----------
+    rows : list of BatchRow
+        Those that are being decoded.
+    """
+
+    def __init__(self, target: Target, router: Router, size: int, mode: Mode, seed: int) -> None:
+        self.mode = checks.choice("mode", mode, ("homogeneous", "heterogeneous"))
+        self.model = RaggedModel(target.model, checks.integer("max_batch", size, 1))
+        self.vocab_size = target.vocab_size
+        self.pool = [rows_of(base, self.model) for base in router.bases]
+        self._base = [router.bases.index(drafter.base) for drafter in router.drafters]
+        shared = None
+        if self.mode == "homogeneous" or router.carries:
+            shared = router.share(seed)
+        self._routers = [
+            router.for_row(self._row_drafters(router, slot), shared) for slot in range(size)
+        ]
+        self._lead = router.for_row([], shared)
+        self._without = Decision(router.fallback, math.nan)  # not the policy's choice
+        self.rows: list[BatchRow] = []
+        self._plain = _PlainSteps(self.model)
+
+    def _row_drafters(self, router: Router, slot: int) -> list[Drafter]:
+        """The arms of one row; joint arms share the drafter whose state they use."""
+        bases = [RowDrafter(rows, slot) for rows in self.pool]
+        return [
+            Capped(bases[i], drafter.length) if isinstance(drafter, Capped) else bases[i]
+            for i, drafter in zip(self._base, router.drafters, strict=True)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Most rows at a time."""
+        return len(self._routers)
+
+    @property
+    def full(self) -> bool:
+        """Whether every slot is taken."""
+        return len(self.rows) == self.size
+
+    def admit(self, query: Query) -> BatchRow:
+        """Give a query a slot and read its prompt, all but the last token."""
+        slot = min(set(range(self.size)) - {row.slot for row in self.rows})
+        begin = time.perf_counter()
+        self.model.storage.open(slot)
+        features = self.model.prefill(slot, query.tokens[:-1], self._lead.needs_features)
+        query.prefill_seconds = time.perf_counter() - begin
+        row = BatchRow(slot, query, self._routers[slot])
+        row.router.start(query.tokens, query.seed, features)
+        self.rows.append(row)
+        return row
+
+    def release(self, row: BatchRow) -> None:
+        """Let a row go; its slot is free."""
+        self.rows.remove(row)
+        self.model.storage.close(row.slot)
+        for drafter in self.pool:
+            drafter.finish(row.slot)
+
+    def decode(self, queries: Iterable[Query]) -> Iterator[RowRound]:
+        """Decode queries to their ends, each admitted when there is a slot for it."""
+        waiting = iter(queries)
+        while True:
+            while not self.full and (query := next(waiting, None)) is not None:
+                self.admit(query)
+            if not self.rows:
+                return
+            yield from self.round()
+
+    def round(self) -> list[RowRound]:
+        """One round of every row; rows whose text ended are released."""
+        rows = list(self.rows)
+        plain = self._plain.seconds(rows) / len(rows)
+        selected = self._select_and_draft()
+        begin = time.perf_counter()
+        forwards = self.model.forward(
+            [row.slot for row in rows],
+            [[row.query.tokens[-1], *selected[row.slot].draft.tokens] for row in rows],
+            features=self._lead.needs_features,
+        )
+        verified = [
+            _verify(row, selected[row.slot], f) for row, f in zip(rows, forwards, strict=True)
+        ]
+        share = (time.perf_counter() - begin) / len(rows)
+        ended = []
+        for row, forward, (scores, verdict) in zip(rows, forwards, verified, strict=True):
+            timing = Timing(selected[row.slot].seconds, share, plain)
+            ended.append(self._commit(row, selected[row.slot], forward, scores, verdict, timing))
+        for row in rows:
+            if row.query.finish is not None:
+                self.release(row)
+        return ended
+
+    def _commit(
+        self,
+        row: BatchRow,
+        selected: Selected,
+        forward: Forward,
+        scores: Tensor,
+        verdict: Verdict,
+        timing: Timing,
+    ) -> RowRound:
+        """Commit one row's round, and let the policy and the row's drafters learn of it."""
+        query, router = row.query, row.router
+        decision, draft, _ = selected
+        cache = Row(self.model, row.slot)
+        emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
+        if query.kept is not None:
+            query.kept.keep(emitted)
+        round_ = score(
+            router, decision, query.name, row.rounds, draft, scores, verdict, len(emitted), timing
+        )
+        row.rounds += 1
+        if decision is not self._without:
+            router.update(round_)
+        features = None if forward.features is None else forward.features[: len(emitted)]
+        router.commit(query.tokens, features)
+        if query.on_round is not None:
+            query.on_round(round_)
+        return RowRound(row, round_, emitted)
+
+    def _select_and_draft(self) -> dict[int, Selected]:
+        """An arm and its draft for each slot; a row whose drafter fails selects again.
+
+        What the drafter had drawn by then stands as its draft. Ends, since each failure
+        disables an arm of a row and "no draft" always delivers.
+        """
+        selected: dict[int, Selected] = {}
+        waiting = list(self.rows)
+        while waiting:
+            decisions = dict(zip(waiting, self._select(waiting), strict=True))
+            failed = []
+            for base, drafter in enumerate(self.pool):
+                group = [row for row in waiting if self._base[decisions[row].arm] == base]
+                asks = [row.ask(decisions[row].arm) for row in group]
+                drafts = draft_rows(drafter, asks, self.vocab_size)
+                for row, ask, (draft, seconds) in zip(group, asks, drafts, strict=True):
+                    if isinstance(draft, Exception):
+                        row.router.disable(decisions[row].arm, draft)
+                        draft = drawn_block(row.query.sampling, ask.n)
+                        if not draft.tokens:
+                            failed.append(row)
+                            continue
+                    selected[row.slot] = Selected(decisions[row], draft, seconds)
+            waiting = failed
+        return selected
+
+    def _select(self, rows: Sequence[BatchRow]) -> list[Decision]:
+        if self.mode == "heterogeneous":
+            return [row.router.select() for row in rows]
+        if len(rows) < len(self.rows):  # a drafter failed in these alone: one arm a round
+            return [self._without] * len(rows)
+        first, *others = (row.router.disabled for row in rows)
+        self._lead.disabled = {
+            arm: reason for arm, reason in first.items() if all(arm in other for other in others)
+        }
+        decision = self._lead.select()
+        return [self._without if decision.arm in r.router.disabled else decision for r in rows]
+
+
+def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor, Verdict]:
+    query, draft = row.query, selected.draft
+    scores = query.sampling.scores(forward.logits, query.tokens, draft.tokens)
+    if query.kept is not None:
+        query.kept.see(forward.logits, scores)
+    return scores, verify(draft, scores, len(query.tokens), query.sampling)
+
+
+_measured: weakref.WeakKeyDictionary[object, dict[int, float]] = weakref.WeakKeyDictionary()
+
+
+class _PlainSteps:
+    """Seconds of a plain step over some rows: measured where there are most, and for one.
+
+    Once for each model and size.
+    """
+
+    def __init__(self, model: RaggedModel, repeats: int = 3) -> None:
+        self._model, self._repeats = model, repeats
+        self._measured = _measured.setdefault(model.model, {})
+
+    def seconds(self, rows: Sequence[BatchRow]) -> float:
+        """Interpolated between the sizes that were measured; the caches stay as they are."""
+        n = len(rows)
+        if n > max(self._measured, default=0):
+            for size in {1, n} - set(self._measured):
+                self._measured[size] = self._measure(rows[:size])
+        sizes = sorted(self._measured)
+        return float(np.interp(n, sizes, [self._measured[size] for size in sizes]))
+
+    def _measure(self, rows: Sequence[BatchRow]) -> float:
+        times = []
+        for _ in range(self._repeats + 1):
+            begin = time.perf_counter()
+            self._model.forward([r.slot for r in rows], [[r.query.tokens[-1]] for r in rows])
+            times.append(time.perf_counter() - begin)
+            for row in rows:
+                self._model.rollback(row.slot, 1)
+            self._model.forwards -= 1
+        return statistics.median(times[1:])

@@ -1,0 +1,251 @@
+"""``make bench-batch``: batches against plain batched decoding, and how a drafter pays its debts.
+
+Contenders take turns (A B C D, A B C D ...), so that drift hits all alike; what is printed are
+ratios of median tokens/s. Every contender emits the same number of tokens: nothing ends early.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from metasd_bandits import ConfigError
+from metasd_runtime import bench_peers
+from metasd_runtime.bench_decode import machine
+from metasd_runtime.drafters.early_exit import EarlyExit
+from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.metasd import MetaSD
+from metasd_runtime.models import LoadedModel, load_target
+from metasd_runtime.output import Output
+from metasd_runtime.prompts import chat_tokens, own_prompts
+
+__all__ = ["main"]
+
+Rows = list[list[int]]
+Contender = Callable[[Rows, int], tuple[int, float]]
+_MODES = ("homogeneous", "heterogeneous")
+_STRATEGIES = ("recompute", "streaming", "lazy")
+
+
+def main(
+    target: Annotated[str, typer.Option(help="model name, id or path")] = "smollm2-135m",
+    batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8",
+    drafters: Annotated[str, typer.Option(help="the pool")] = "prompt-lookup,suffix,none",
+    policy: Annotated[str, typer.Option(help="the policy")] = "ucb",
+    max_new_tokens: Annotated[int, typer.Option(help="tokens for each row")] = 64,
+    repeats: Annotated[int, typer.Option(help="turns of each contender")] = 3,
+    long: Annotated[int, typer.Option(help="tokens of the long prompt; 0 leaves it out")] = 4000,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16")] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="a Python that has economize and flashspec")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="write all runs as JSON here")] = None,
+) -> None:
+    """Time batches side by side, then cache strategies on a long prompt."""
+    console = Console()
+    loaded = load_target(target, dtype=dtype)
+    loaded.model.generation_config.eos_token_id = None
+    pool = drafters.split(",")
+    console.print(f"{machine()}\n{loaded.dtype}, pool {drafters}, policy {policy}")
+    server = None if peers is None else _Peers(peers, loaded)
+    runs = []
+    for size in track([int(n) for n in batches.split(",")], "batches", console=console):
+        contenders = _contenders(loaded, pool, policy, size, server)
+        runs += _turns(contenders, _rows(loaded, size), max_new_tokens, repeats, size)
+    console.print(_table(runs))
+    debts = _strategies(loaded, long, max_new_tokens, repeats) if long else []
+    if debts:
+        console.print(_debt_table(debts, long))
+    if output is not None:
+        output.write_text(json.dumps({"machine": machine(), "runs": runs, "long": debts}, indent=1))
+
+
+def _rows(loaded: LoadedModel, size: int) -> Rows:
+    """Prompts of different lengths; beyond our own five, the same ones asked more briefly."""
+    texts = [prompt.text for prompt in own_prompts()]
+    texts += [f"Answer in one sentence. {text}" for text in texts]
+    return [chat_tokens(loaded.tokenizer, texts[i % len(texts)]) for i in range(size)]
+
+
+def _contenders(
+    loaded: LoadedModel, pool: list[str], policy: str, size: int, peers: _Peers | None
+) -> dict[str, Contender]:
+    plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
+    meta = MetaSD(loaded.model, loaded.tokenizer, drafters=pool, policy=policy)
+    contenders: dict[str, Contender] = {
+        "transformers": lambda rows, n: _theirs(loaded, rows, n),
+        "plain, our loop": lambda rows, n: _ours(plain, rows, n, "homogeneous"),
+        **{mode: functools.partial(_ours, meta, mode=mode) for mode in _MODES},
+    }
+    if size == 1:
+        contenders["one prompt, no batch"] = lambda rows, n: _single(meta, rows, n)
+        contenders["transformers assisted (lookup)"] = lambda rows, n: _theirs(
+            loaded, rows, n, prompt_lookup_num_tokens=5
+        )
+    if peers is not None:
+        for name in bench_peers.CONTENDERS:
+            contenders[name] = functools.partial(peers.run, name)
+    return contenders
+
+
+def _ours(metasd: MetaSD, rows: Rows, n: int, mode: Any = "homogeneous") -> tuple[int, float]:
+    begin = time.perf_counter()
+    outputs = list(
+        metasd.generate_many(rows, max_batch=len(rows), mode=mode, seed=0, max_new_tokens=n)
+    )
+    return sum(len(o.new_tokens) for o in outputs), time.perf_counter() - begin
+
+
+def _single(metasd: MetaSD, rows: Rows, n: int) -> tuple[int, float]:
+    begin = time.perf_counter()
+    out = metasd.generate(rows[0], max_new_tokens=n, seed=0, return_dict_in_generate=True)
+    assert isinstance(out, Output)
+    return len(out.new_tokens), time.perf_counter() - begin
+
+
+def _theirs(loaded: LoadedModel, rows: Rows, n: int, **settings: Any) -> tuple[int, float]:
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=loaded.device)
+    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=ids.device)
+    begin = time.perf_counter()
+    out = loaded.model.generate(
+        ids, attention_mask=mask, max_new_tokens=n, do_sample=False, pad_token_id=0, **settings
+    )
+    return len(rows) * (out.shape[1] - width), time.perf_counter() - begin
+
+
+class _Peers:
+    """The other packages, in a process of another environment."""
+
+    def __init__(self, python: str, loaded: LoadedModel) -> None:
+        if loaded.path is None:
+            raise ConfigError("peers need the target as a local folder")
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        self._process = subprocess.Popen(
+            [python, "-P", bench_peers.__file__, str(loaded.path), dtype, loaded.device.type],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, name: str, rows: Rows, n: int) -> tuple[int, float]:
+        """Tokens and seconds; no tokens where the package refuses."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(
+            json.dumps({"contender": name, "rows": rows, "new": n}),
+            file=self._process.stdin,
+            flush=True,
+        )
+        answer = json.loads(self._process.stdout.readline())
+        if "refused" in answer:
+            print(f"{name}, batch {len(rows)}: {answer['refused']}", file=sys.stderr)
+            return 0, float("inf")
+        return answer["tokens"], answer["seconds"]
+
+
+def _turns(
+    contenders: dict[str, Contender], rows: Rows, n: int, repeats: int, size: int
+) -> list[dict[str, Any]]:
+    for contender in contenders.values():
+        contender(rows, 4)  # warm up
+    runs = []
+    for _ in range(repeats):
+        for name, contender in contenders.items():
+            tokens, seconds = contender(rows, n)
+            runs.append({"batch": size, "contender": name, "tokens": tokens, "seconds": seconds})
+    return runs
+
+
+def _table(runs: list[dict[str, Any]]) -> Table:
+    table = Table(title="tokens/s, as ratios to transformers' plain batched decoding")
+    sizes = list(dict.fromkeys(run["batch"] for run in runs))
+    table.add_column("contender")
+    for size in sizes:
+        table.add_column(f"batch {size}", justify="right")
+    speed = {
+        (r["batch"], r["contender"]): statistics.median(
+            x["tokens"] / x["seconds"]
+            for x in runs
+            if (x["batch"], x["contender"]) == (r["batch"], r["contender"])
+        )
+        for r in runs
+    }
+    base = {size: speed[size, "transformers"] for size in sizes}
+    table.add_row("transformers, tokens/s", *[f"{base[size]:.1f}" for size in sizes])
+    others = dict.fromkeys(run["contender"] for run in runs)
+    for name in list(others)[1:]:
+        ratios = [speed.get((size, name), 0.0) / base[size] for size in sizes]
+        table.add_row(name, *[f"{ratio:.2f}" if ratio else "-" for ratio in ratios])
+    return table
+
+
+def _strategies(loaded: LoadedModel, length: int, n: int, repeats: int) -> list[dict[str, Any]]:
+    """A drafter with a cache of its own, chosen at random against prompt lookup.
+
+    The drafter is a model of the target's first layers (early exit, but with its own cache).
+    """
+    texts = " ".join(prompt.text for prompt in own_prompts())
+    ids = loaded.tokenizer(texts, add_special_tokens=False).input_ids
+    prompt = (ids * (length // len(ids) + 1))[:length]
+    pools = {}
+    for name in _STRATEGIES:
+        meta = MetaSD(loaded.model, loaded.tokenizer, drafters=["prompt-lookup"])
+        small = EarlyExit(meta.target, max(1, len(meta.target.layers) // 4)).model
+        strategy = LanguageModel(small, meta.target.vocab_size, "small", name)
+        pools[name] = MetaSD(
+            loaded.model, loaded.tokenizer, drafters=["prompt-lookup", strategy], policy="uniform"
+        )
+    runs = []
+    for _ in range(repeats):
+        for name, meta in pools.items():
+            out = meta.generate(prompt, max_new_tokens=n, seed=0, return_dict_in_generate=True)
+            assert isinstance(out, Output)
+            s, mine = out.statistics, [r for r in out.trace.rounds if r.arm == 1]
+            decoding = s.seconds - s.prefill_seconds
+            runs.append(
+                {
+                    "cache": name,
+                    "tokens_per_second": s.tokens / decoding,
+                    "owed": sum(r.owed for r in mine),
+                    "switch_seconds": s.switch_seconds,
+                    "block_efficiency": s.arms[1].block_efficiency,
+                    "pulls": len(mine),
+                }
+            )
+    return runs
+
+
+def _debt_table(runs: list[dict[str, Any]], length: int) -> Table:
+    table = Table(title=f"a prompt of {length} tokens, medians; prefill of the target not counted")
+    columns = ("tokens_per_second", "owed", "switch_seconds", "block_efficiency", "pulls")
+    table.add_column("cache")
+    table.add_column("tokens/s against recompute", justify="right")
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="right")
+    median = {
+        cache: {c: statistics.median(r[c] for r in runs if r["cache"] == cache) for c in columns}
+        for cache in _STRATEGIES
+    }
+    for cache, values in median.items():
+        ratio = values["tokens_per_second"] / median["recompute"]["tokens_per_second"]
+        table.add_row(cache, f"{ratio:.2f}", *[f"{values[c]:.3g}" for c in columns])
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,175 @@
+"""What is to be trained: POOL.toml, read and checked before anything is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metasd_bandits import checks
+from metasd_runtime.training.learn import Learning
+
+__all__ = ["DataConfig", "HeadConfig", "PoolConfig", "TrainingConfig", "read_config"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How the target answers the prompts.
+
+    Attributes
+    ----------
+    tokens : int
+        Answer tokens to train on, of each domain.
+    held_out : int
+        Prompts at the end of each domain's file that are kept for evaluation.
+    batch : int
+        Prompts answered side by side.
+    max_prompt_tokens, max_new_tokens : int
+        Longer prompts are left out; longer answers are cut.
+    """
+
+    tokens: int = 60_000
+    held_out: int = 32
+    batch: int = 128
+    max_prompt_tokens: int = 640
+    max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            checks.integer(f"data.{name}", value, 1)
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The EAGLE heads.
+
+    Attributes
+    ----------
+    layers : tuple of int
+        Hidden states to fuse, by the layers behind them; empty means a third, two thirds and all.
+    vocabulary : int
+        Kinds of tokens that can be drafted, the most frequent in the answers.
+    """
+
+    layers: tuple[int, ...] = ()
+    vocabulary: int = 6144
+
+    def __post_init__(self) -> None:
+        checks.integer("head.vocabulary", self.vocabulary, 1)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The budgets.
+
+    Attributes
+    ----------
+    shared_tokens : int
+        Answer tokens, of all domains by turns, that one head is shown before it is copied for
+        every domain and for all (the one-size-fits-all head).
+    tokens : int
+        Answer tokens that each copy is shown after that, from its own domain or from all.
+    batch_tokens, rate, depths
+        As in `metasd_runtime.training.learn.Learning`.
+    """
+
+    shared_tokens: int = 300_000
+    tokens: int = 100_000
+    batch_tokens: int = 512
+    rate: float = 6e-5
+    depths: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("shared_tokens", "tokens", "batch_tokens", "depths"):
+            checks.integer(f"training.{name}", getattr(self, name), 1)
+        checks.number("training.rate", self.rate, 0.0, 1.0, open_low=True)
+
+    def learning(self, tokens: int) -> Learning:
+        """These settings for a budget of `tokens`."""
+        return Learning(tokens, self.batch_tokens, self.rate, self.depths)
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """A whole POOL.toml.
+
+    Attributes
+    ----------
+    target : str
+        As `metasd_runtime.models.load_target` takes it.
+    domains : dict of str to str
+        Name and source of prompts: a JSON Lines file or a Hugging Face dataset id.
+    seed : int
+    """
+
+    target: str
+    domains: dict[str, str]
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        checks.integer("seed", self.seed, 0)
+        if not self.domains:
+            raise checks.ConfigError(
+                "there are no domains; name at least one: [domains] math = 'math.jsonl'"
+            )
+        for name in self.domains:
+            if not name.replace("-", "").replace("_", "").isalnum() or name == "ofa":
+                raise checks.ConfigError(
+                    f"domain {name!r} cannot be a name; use letters, digits, - and _ (not ofa)"
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for the manifest."""
+        return dataclasses.asdict(self)
+
+
+def read_config(path: Path) -> PoolConfig:
+    """Read POOL.toml; files of prompts are sought beside it.
+
+    Raises
+    ------
+    ConfigError
+        If it is not there, is no TOML, or holds a name or value that cannot work.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise checks.ConfigError(f"there is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise checks.ConfigError(f"{path} is not TOML: {error}") from None
+    sections = {"data": DataConfig, "head": HeadConfig, "training": TrainingConfig}
+    given = dict(raw)
+    for name, kind in sections.items():
+        given[name] = _section(name, kind, given.get(name, {}))
+    domains = given.get("domains", {})
+    if not isinstance(domains, dict) or not all(isinstance(v, str) for v in domains.values()):
+        raise checks.ConfigError(
+            "domains must be a table of names and sources, code = 'code.jsonl'"
+        )
+    given["domains"] = {name: _beside(path, source) for name, source in domains.items()}
+    given.setdefault("target", "smollm2-135m")
+    known = [f.name for f in dataclasses.fields(PoolConfig)]
+    for name in given:
+        checks.choice("setting", name, known)
+    return PoolConfig(**given)
+
+
+def _section(name: str, kind: type, values: Any) -> Any:
+    if not isinstance(values, dict):
+        raise checks.ConfigError(f"{name}={values!r} must be a table, [{name}]")
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key in values:
+        checks.choice(f"setting of [{name}]", key, known)
+    if "layers" in values:
+        values = {**values, "layers": tuple(values["layers"])}
+    return kind(**values)
+
+
+def _beside(config: Path, source: str) -> str:
+    beside = config.parent / Path(source).expanduser()
+    return str(beside) if beside.is_file() else source

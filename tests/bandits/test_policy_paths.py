@@ -1,0 +1,140 @@
+"""One source of arithmetic: compiled, interpreted and live runs decide alike on the same draws."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metasd_bandits import POLICIES, make_policy
+from metasd_bandits.specialise import specialise
+from metasd_bandits.state import named_views
+from metasd_bandits.stream import make_stream
+
+sys.path.insert(0, str(Path(__file__).parent))
+import engine
+
+HERE = Path(__file__).parent
+
+NAMES = [
+    *sorted(POLICIES),
+    "kl-ucb:family=gaussian",
+    "thompson:model=gaussian",
+    "thompson:draft_length=4",
+]
+COSTS = np.array([1.0, 1.1, 1.3, 1.05])
+DELAY = 3  # rounds until a reward comes back: four pulls are in flight at once
+
+
+def given_rewards(rounds: int) -> np.ndarray:
+    rng = np.random.default_rng(12)
+    rewards = rng.integers(0, 5, (rounds, COSTS.size)) / 4.0
+    rewards[rounds // 2 :] = rewards[rounds // 2 :, ::-1]
+    return rewards
+
+
+def live_run(name: str, rounds: int) -> tuple[list[int], list[float]]:
+    policy = make_policy(name)
+    policy.reset(COSTS.size, seed=21)
+    rewards = given_rewards(rounds)
+    arms, chances = [], []
+    for t in range(rounds):
+        arm, chance = policy.decide()
+        arms.append(arm)
+        chances.append(chance)
+        if t >= DELAY:
+            past = arms[t - DELAY]
+            policy.update(
+                past, rewards[t - DELAY, past], cost=COSTS[past], propensity=chances[t - DELAY]
+            )
+    return arms, chances
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_compiled_engine_and_the_live_policy_decide_alike(name):
+    rounds = 40 if name.startswith("thompson") else 400
+    policy = make_policy(name)
+    module = specialise(engine, **policy.kernels())
+    arms, chances = module.decisions(
+        policy.fresh_buffer(COSTS.size), make_stream(21), given_rewards(rounds), COSTS, DELAY
+    )
+    live_arms, live_chances = live_run(name, rounds)
+    assert arms.tolist() == live_arms
+    assert chances == pytest.approx(live_chances, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plain_python_functions_decide_alike(name):
+    """`py_func` of each kernel, called on views of NumPy arrays, without a compiled wrapper."""
+    rounds = 60
+    policy = make_policy(name)
+    kernels = policy.kernels()
+    buffer, stream = policy.fresh_buffer(COSTS.size), make_stream(21)
+    s, rewards, arms, chances = named_views(buffer), given_rewards(rounds), [], []
+    for t in range(rounds):
+        arms.append(int(kernels["select"].py_func(s, stream)))
+        chances.append(float(kernels["propensity"](s, arms[-1])))
+        if t >= DELAY:
+            past = arms[t - DELAY]
+            kernels["update"].py_func(
+                s, past, rewards[t - DELAY, past], COSTS[past], chances[t - DELAY]
+            )
+    assert (arms, chances) == live_run(name, rounds)
+
+
+def test_runs_without_a_compiler_decide_alike():
+    """A process in which Numba compiles nothing: every function is plain Python."""
+    rounds = 30
+    script = (
+        "import json, sys, warnings; warnings.simplefilter('ignore', RuntimeWarning)\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "from test_policy_paths import NAMES, live_run\n"
+        f"print(json.dumps({{n: live_run(n, {rounds}) for n in NAMES}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(HERE.parent.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    interpreted = json.loads(done.stdout)
+    for name in NAMES:
+        arms, chances = live_run(name, rounds)
+        assert interpreted[name][0] == arms, name
+        assert interpreted[name][1] == pytest.approx(chances, rel=1e-12), name
+
+
+def golden_run(name: str) -> dict[str, list[float]]:
+    policy = make_policy(name)
+    policy.reset(COSTS.size, seed=21)
+    rewards = given_rewards(300)
+    arms = []
+    for t in range(300):
+        arms.append(policy.select())
+        policy.update(arms[-1], rewards[t, arms[-1]], cost=COSTS[arms[-1]])
+    return {
+        "first": arms[:20],
+        "pulls": policy.pulls.tolist(),
+        "next": policy.probabilities().round(9).tolist(),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decisions_are_those_of_the_release_before(name):
+    """Golden values; `python tests/bandits/test_policy_paths.py` writes them anew."""
+    golden = json.loads((HERE / "golden_policies.json").read_text())
+    run = golden_run(name)
+    assert run["first"] == golden[name]["first"]
+    assert run["pulls"] == golden[name]["pulls"]
+    assert run["next"] == pytest.approx(golden[name]["next"], abs=1e-8)
+
+
+if __name__ == "__main__":
+    text = json.dumps({name: golden_run(name) for name in NAMES}, indent=None)
+    (HERE / "golden_policies.json").write_text(text.replace("}, ", "},\n") + "\n")

@@ -1,0 +1,179 @@
+"""metasd-replay from the outside: answers, JSON, pictures, and one sentence for every mistake."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from metasd_bandits import Trace, make_policy, read_trace
+from metasd_bandits.cli import app
+from metasd_bandits.curves import replay_curves
+from metasd_bandits.parquet import convert
+from metasd_bandits.replay import full_replay
+from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+
+LAW = SyntheticLog(queries=30, rounds=20, steps=(1.0, 1.1, 1.5), seed=9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli")
+    convert(SyntheticReader(LAW), path / "full.parquet")
+    logged = SyntheticLog(queries=30, rounds=20, logger=(0.2, 0.3, 0.5), full=False)
+    convert(SyntheticReader(logged), path / "logged.jsonl")
+    return path
+
+
+FILES = (".parquet", ".jsonl", ".png", ".gif", ".csv", ".vw", ".txt")
+
+
+def run(folder, *words):
+    return CliRunner().invoke(app, [str(folder / w) if w.endswith(FILES) else w for w in words])
+
+
+def answer(folder, *words):
+    result = run(folder, *words, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def test_summarize(folder):
+    found = answer(folder, "summarize", "full.parquet")
+    assert (found["rounds"], found["queries"], found["full-information rounds"]) == (600, 30, 600)
+    assert found["can answer"] == ["full replay", "rejection replay", "estimation"]
+    assert sum(arm["rounds"] for arm in found["arms"]) == 600
+    logged = answer(folder, "summarize", "logged.jsonl")
+    assert logged["can answer"] == ["rejection replay", "estimation"]
+    assert "lack the other arms' rewards" in logged["cannot answer"]["full replay"]
+    text = run(folder, "summarize", "logged.jsonl").output
+    assert "drafter-2" in text
+    assert "full replay: no, 600 of 600 rounds" in text
+
+
+def test_evaluate_says_what_the_library_says(folder):
+    found = answer(folder, "evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "25")
+    direct = full_replay(SyntheticReader(LAW), "ucb", tokens=25)
+    values = {e["quantity"]: e["value"] for e in found["estimates"]}
+    assert values == {q: e.value for q, e in direct.estimates.items()}
+    assert found["shares"]["drafter-2"] == direct.shares[2]
+    words = ("evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "15", "--regret")
+    regret = [e for e in answer(folder, *words)["estimates"] if e["quantity"].startswith("regret")]
+    assert [e["quantity"].split()[2] for e in regret] == ["rounds", "steps"]
+    assert 0 < regret[0]["low"] < regret[0]["value"]
+    for method in ("ips", "snips", "clipped-ips", "dr"):
+        found = answer(folder, "evaluate", "logged.jsonl", "drafter-1", "--method", method)
+        assert {e["method"] for e in found["estimates"]} == {method}
+    rejected = answer(folder, "evaluate", "logged.jsonl", "ucb", "--method", "rejection")
+    assert 0 < rejected["estimates"][0]["accepted"] < 600
+    text = run(folder, "evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "99")
+    assert "rounds to 99 tokens: not told" in text.output
+
+
+def test_compare(folder):
+    words = ("compare", "full.parquet", "uniform", "ucb:beta=0.1", "drafter-2", "--seeds", "2")
+    found = answer(folder, *words)
+    gap = found["policies"][2]["minus first"][0]
+    assert gap["quantity"] == "reward per round"
+    assert 0 < gap["low"] < gap["value"] < gap["high"]
+    assert "minus uniform" in run(folder, *words).output
+
+
+def test_convert_and_back(folder):
+    assert answer(folder, "convert", "full.parquet", "back.jsonl")["rounds"] == 600
+    assert len(read_trace(folder / "back.jsonl")) == 600
+    (folder / "log.csv").write_text(
+        "item_id,position,click,propensity_score\n1,1,0,0.5\n2,1,1,0.5\n"
+    )
+    assert answer(folder, "convert", "log.csv", "log.parquet", "--from", "obd")["rounds"] == 2
+    (folder / "log.vw").write_text("1:3:0.5 | a\n2:1:0.5 | b\n")
+    words = ("convert", "log.vw", "vw.parquet", "--from", "vw", "--costs", "0,4")
+    assert answer(folder, *words)["rounds"] == 2
+
+
+def test_interleaved_queries_are_sorted_on_request(folder):
+    rounds = sorted(SyntheticReader(LAW).rounds(), key=lambda r: r.index)
+    convert(Trace(LAW.header, rounds), folder / "mixed.parquet")
+    refused = run(folder, "evaluate", "mixed.parquet", "ucb", "--method", "full")
+    assert refused.exit_code == 2
+    assert "--by-query" in refused.output
+    answer(folder, "convert", "mixed.parquet", "sorted.parquet", "--by-query")
+    words = ("ucb", "--method", "full")
+    assert answer(folder, "evaluate", "sorted.parquet", *words) == answer(
+        folder, "evaluate", "full.parquet", *words
+    )
+
+
+@pytest.mark.parametrize("kind", ["reward", "regret", "shares", "coverage", "support"])
+def test_pictures_are_drawn_and_their_numbers_told(folder, kind):
+    policies = [] if kind in ("coverage", "support") else ["ucb", "drafter-2"]
+    words = ("plot", "full.parquet", f"{kind}.png", *policies, "--kind", kind, "--logs", "3")
+    found = answer(folder, *words)
+    assert (folder / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+    if kind == "regret":
+        ucb, best = found["policies"]
+        assert ucb["mean"][-1] > 0
+        assert best["mean"] == [0.0] * 20
+        assert len(ucb["rounds"]) == 20
+    if kind == "shares":
+        columns = zip(*found["policies"][0]["shares"].values(), strict=True)
+        assert [sum(c) for c in columns] == pytest.approx([1.0] * 20)
+    if kind == "coverage":
+        assert set(found["covered"]) == {"ips", "snips", "clipped-ips", "dr"}
+
+
+def test_curves_end_where_full_replay_does():
+    for scope in ("query", "carried"):
+        curves = replay_curves(SyntheticReader(LAW), "ucb", scope=scope, seeds=(0, 1))
+        whole = full_replay(SyntheticReader(LAW), "ucb", scope=scope, seeds=(0, 1))
+        assert curves.reward.mean[-1] == pytest.approx(whole["reward per round"].value)
+        assert curves.shares.mean(axis=0) == pytest.approx(whole.shares)
+        best = full_replay(SyntheticReader(LAW), f"fixed:arm={curves.best_arm}")
+        lost = 20 * (best["reward per round"].value - whole["reward per round"].value)
+        assert curves.regret.mean[-1] == pytest.approx(lost)
+    long = SyntheticLog(queries=2, rounds=1001, seed=1)
+    curves = replay_curves(SyntheticReader(long), make_policy("uniform"), seeds=(0, 1, 2))
+    assert len(curves.rounds) <= 200
+    assert curves.rounds[-1] == 1001
+
+
+MISTAKES = [
+    (("summarize", "nowhere.parquet"), "nowhere.parquet: there is no such file"),
+    (("summarize", "note.txt"), "is no trace"),
+    (("evaluate", "full.parquet", "unifrm", "--method", "full"), "mean 'uniform'"),
+    (("evaluate", "full.parquet", "ucb:beta=-1", "--method", "full"), "beta=-1 is outside"),
+    (("evaluate", "full.parquet", "ucb", "--method", "ipz"), "did you mean 'ips'"),
+    (("evaluate", "full.parquet", "ucb", "--method", "dr"), "'ucb' learns"),
+    (("evaluate", "logged.jsonl", "ucb", "--method", "full"), "record with --shadow"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--seeds", "0"), "seeds=0"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--scope", "no"), "unknown scope"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--level", "2"), "level=2"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--tokens", "0"), "tokens=0"),
+    (("evaluate", "full.parquet", "ucb", "--method", "full", "--regret"), "needs"),
+    (("compare", "full.parquet", "ucb"), "two policies or more"),
+    (("convert", "full.parquet", "x.csv"), ".parquet or .jsonl"),
+    (("convert", "note.txt", "x.parquet", "--from", "obd"), "lacks the column"),
+    (("convert", "note.txt", "x.parquet", "--from", "vw", "--costs", "1"), "two numbers"),
+    (("plot", "full.parquet", "x.gif", "ucb"), "unknown ending of the picture"),
+    (("plot", "full.parquet", "x.png"), "at least one policy"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_mistakes_cost_one_sentence(folder, words, message):
+    (folder / "note.txt").write_text("hello\n")
+    before = sorted(folder.iterdir())
+    result = run(folder, *words)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert result.output.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert sorted(folder.iterdir()) == before
+
+
+def test_warnings_are_one_line(folder):
+    (folder / "torn.jsonl").write_bytes((folder / "logged.jsonl").read_bytes()[:-20])
+    result = run(folder, "summarize", "torn.jsonl")
+    assert result.exit_code == 0
+    assert "warning: " in result.stderr
+    assert "the last line is cut off" in result.stderr

@@ -1,0 +1,259 @@
+"""Training from prompts to pool: what goes wrong is said, what was done is not done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from metasd_bandits.checks import ConfigError
+from metasd_runtime import models
+from metasd_runtime.metasd import MetaSD
+from metasd_runtime.pool import load_pool, read_manifest
+from metasd_runtime.target import Target
+from metasd_runtime.training import cli
+from metasd_runtime.training.answers import Answerer, answer_all, read_answers
+from metasd_runtime.training.config import read_config
+from metasd_runtime.training.corpus import Text
+from metasd_runtime.training.evaluate import _conditional, _decode
+from metasd_runtime.training.pipeline import train_pool
+from metasd_runtime.training.prompts import Prompt, load_prompts
+from metasd_runtime.training.report import heat_map, matrix_table, write_matrix
+
+CONFIG = """
+target = "tiny"
+[domains]
+even = "even.jsonl"
+odd = "odd.jsonl"
+[data]
+tokens = 150
+held_out = 3
+batch = 6
+max_prompt_tokens = 20
+max_new_tokens = 16
+[head]
+vocabulary = 24
+[training]
+shared_tokens = 200
+tokens = 100
+batch_tokens = 50
+depths = 2
+"""
+
+
+def write_prompts(path: Path, texts: list[str]) -> None:
+    rows = [json.dumps({"id": f"p{i}", "prompt": text}) for i, text in enumerate(texts)]
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pool.toml").write_text(CONFIG)
+    write_prompts(tmp_path / "even.jsonl", ["aceg" + chr(97 + 2 * i) for i in range(12)])
+    write_prompts(tmp_path / "odd.jsonl", ["bdfh" + chr(98 + 2 * i) for i in range(12)])
+    return tmp_path
+
+
+@pytest.fixture
+def loaded(tiny_llama: Callable[..., Any], letters: Callable[[int], Any]) -> Any:
+    model = tiny_llama(1, vocab=32, layers=3, sharpness=15.0)
+    return SimpleNamespace(model=model, tokenizer=letters(32), name="tiny")
+
+
+@pytest.mark.slow
+def test_a_pool_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> None:
+    told: list[str] = []
+    config = read_config(folder / "pool.toml")
+    pool = train_pool(config, loaded, folder / "out", lambda step, *rest: told.append(step))
+    assert {"answers: even", "head: shared", "head: odd", "head: ofa", "evaluation"} <= set(told)
+    assert list(pool.matrix) == ["even", "odd", "ofa"]
+    manifest = read_manifest(folder / "out")
+    assert [d["name"] for d in manifest["drafters"]] == ["eagle-even", "eagle-odd", "eagle-ofa"]
+    assert manifest["training"]["data"]["even"]["held_out"] == 3
+    assert manifest["training"]["settings"]["seed"] == 0
+    drafters = load_pool(folder / "out", Target(loaded.model))
+    ids = torch.tensor([[0, 2, 4, 6, 8]])
+    output = MetaSD(loaded.model, drafters=drafters, reward="bd").generate(ids, max_new_tokens=40)
+    assert torch.equal(output, loaded.model.generate(ids, max_new_tokens=40, do_sample=False))
+    write_matrix(pool.matrix, folder / "matrix.csv")
+    heat_map(pool.matrix, folder / "matrix.png")
+    assert len((folder / "matrix.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert matrix_table(pool.matrix).row_count == 3
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["answers: odd", "head: shared", "head: odd", "evaluation"])
+def test_an_interrupted_pool_continues_to_the_same_weights(
+    folder: Path, loaded: Any, step: str
+) -> None:
+    config = read_config(folder / "pool.toml")
+
+    def interrupt(at: str, done: int, total: int, remark: str) -> None:
+        if at == step and done > 1:
+            raise _InterruptedError
+
+    with pytest.raises(_InterruptedError):
+        train_pool(config, loaded, folder / "parts", interrupt)
+    for out in ("parts", "whole"):
+        train_pool(config, loaded, folder / out, lambda *told: None)
+    whole, parts = ((folder / out / "pool.safetensors").read_bytes() for out in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_a_folder_begun_with_other_settings_is_refused(folder: Path, loaded: Any) -> None:
+    path = folder / "pool.toml"
+    train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+    path.write_text(CONFIG.replace("vocabulary = 24", "vocabulary = 20"))
+    with pytest.raises(ConfigError, match="begun with head"):
+        train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+
+
+def test_answers_torn_by_a_crash_are_made_again(loaded: Any, tmp_path: Path) -> None:
+    prompts = {"d": [Prompt(str(i), [i % 5, 3]) for i in range(20)]}
+
+    def answer() -> str:
+        answerer = Answerer(loaded.model, {1}, 10)
+        answer_all(answerer, prompts, tmp_path, held_out=2, batch=4, tokens=60, seed=3)
+        return (tmp_path / "d.jsonl").read_text()
+
+    whole = answer()
+    for cut in (1, len(whole) // 3, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "d.jsonl").write_text(whole[:cut])
+        assert answer() == whole
+    assert len(read_answers(tmp_path / "d.jsonl")) == whole.count("\n")
+
+
+def test_answering_stops_at_the_budget_and_the_domains_advance_together(
+    loaded: Any, tmp_path: Path
+) -> None:
+    prompts = {n: [Prompt(str(i), [i % 7, 3]) for i in range(40)] for n in ("a", "b")}
+    told: list[tuple[str, int]] = []
+    answer_all(
+        Answerer(loaded.model, {1}, 10),
+        prompts,
+        tmp_path,
+        held_out=2,
+        batch=5,
+        tokens=120,
+        seed=0,
+        progress=lambda name, done: told.append((name, done)),
+    )
+    last = dict(told)
+    assert all(120 <= done < 120 + 5 * 10 for done in last.values())
+    at = {"a": 0, "b": 0}
+    for name, done in told:
+        other = "b" if name == "a" else "a"
+        assert at[name] <= at[other]
+        at[name] = done
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "domain 'even' is empty"),
+        (["a" * 30, "b" * 40], r"all 2 exceed 20 tokens; raise data.max_prompt_tokens"),
+        (["ab", "cd"], r"has 2 prompts and 3 are to be held out"),
+    ],
+)
+def test_domains_without_text_are_refused(
+    folder: Path, loaded: Any, prompts: list[str], message: str
+) -> None:
+    write_prompts(folder / "even.jsonl", prompts)
+    config = read_config(folder / "pool.toml")
+    with pytest.raises(ConfigError, match=message):
+        train_pool(config, loaded, folder / "out", lambda *told: None)
+
+
+def test_long_prompts_are_left_out_with_a_warning(folder: Path, loaded: Any) -> None:
+    write_prompts(folder / "even.jsonl", ["ab", "a" * 30, "cd"])
+    with pytest.warns(RuntimeWarning, match="1 of 3 prompts exceed 20 tokens"):
+        kept = load_prompts("even", str(folder / "even.jsonl"), loaded.tokenizer, 20)
+    assert [prompt.id for prompt in kept] == ["p0", "p2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('{"text": "a"}', 'line 1 has no "prompt"'),
+        ('{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}', "the id '1'; ids must differ"),
+    ],
+)
+def test_malformed_prompts_are_refused(folder: Path, loaded: Any, line: str, message: str) -> None:
+    (folder / "bad.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=message):
+        load_prompts("bad", str(folder / "bad.jsonl"), loaded.tokenizer, 20)
+
+
+def test_a_missing_file_is_not_taken_for_a_dataset(loaded: Any) -> None:
+    for source in ("nowhere.jsonl", "/nowhere/code.jsonl", "./nowhere"):
+        with pytest.raises(ConfigError, match="there is no file"):
+            load_prompts("code", source, loaded.tokenizer, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("tokens = 150", "tokens = 0"), "data.tokens=0 is out of range"),
+        (("[head]", "[haed]"), "unknown setting 'haed'; did you mean 'head'"),
+        (("held_out", "heldout"), "did you mean 'held_out'"),
+        (('even = "even.jsonl"', "even = 3"), "domains must be a table"),
+        (("[domains]", "[domains"), "is not TOML"),
+        (("even =", "ofa ="), "'ofa' cannot be a name"),
+        (("depths = 2", "depths = 2\nrate = 2"), "training.rate=2 is outside"),
+    ],
+)
+def test_bad_settings_are_refused(folder: Path, change: tuple[str, str], message: str) -> None:
+    (folder / "pool.toml").write_text(CONFIG.replace(*change, 1))
+    with pytest.raises(ConfigError, match=message):
+        read_config(folder / "pool.toml")
+
+
+def test_greedy_rounds_are_counted_as_decoding_goes() -> None:
+    match = torch.tensor(
+        [  # row: draft position; column: token of the text
+            [1, 0, 1, 1, 0, 0, 0, 0],
+            [1, 1, 1, 0, 1, 0, 0, 0],
+        ],
+        dtype=torch.bool,
+    )
+    # Tokens 0, 1 accepted and 2 added; 3, 4 accepted and 5, behind the text's end, added.
+    assert _decode(match, 5) == (2, 5)
+    # Blocks that begin at 0..4 agree at position 1 in 3 of 5; of those with a second, all 3.
+    assert _conditional([match[:, :5]]) == [3 / 5, 2 / 3]
+
+
+def test_texts_know_their_answers() -> None:
+    assert Text([1, 2, 3], 2, Path("x"), 0).tokens[-2:] == [2, 3]
+
+
+def test_the_commands(folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "load_target", lambda *args, **options: loaded)
+    run = CliRunner()
+    out = folder / "out"
+    done = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert (out / "matrix.csv").exists()
+    assert (out / "matrix.png").exists()
+    shown = run.invoke(cli.app, ["pool", str(out)])
+    assert shown.exit_code == 0
+    assert "eagle-ofa" in shown.output
+    assert "3 prompts held out" in shown.output
+    (folder / "pool.toml").write_text("[domains]\n")
+    failed = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
+    assert failed.exit_code == 1
+    assert "there are no domains" in failed.output
+    missing = run.invoke(cli.app, ["pool", str(folder / "nothing")])
+    assert missing.exit_code == 1
+    assert "is no pool of drafters" in missing.output
