@@ -87,13 +87,13 @@ def _sweep(
 
 
 def _draw_sweep(rows: list[dict[str, Any]], what: str, labels: list[str]) -> Figure:
-    figure, axes = new_figure()
+    figure, axes = new_figure(width=8.0)
     x = [row[what] for row in rows]
     for label, line in zip(labels, line_styles(len(labels)), strict=True):
         cells: list[Interval] = [row[label] for row in rows]
         line_with_interval(axes, x, cells, label, line)
     axes.set(xlabel=what, ylabel="speedup over plain decoding")
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
