@@ -139,7 +139,7 @@ def regret(
     as_json: AsJson = False,
 ) -> None:
     """Stopping-time regret against B, with upper and lower bounds."""
-    chosen = policy or ["ucb", "kl-ucb", "exp3", "uniform"]
+    chosen = policy or ["ucb:beta=1", "kl-ucb", "exp3", "uniform"]
     acceptance = acceptance_model(model, alphas, draft_length)
     report = regret_study(
         acceptance,

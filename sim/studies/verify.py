@@ -162,7 +162,7 @@ def decomposition(setting: Setting) -> list[Claim]:
     oracle = expected_rounds(acceptance.accepted_pmf(max(ALPHAS), N), B)
     g = acceptance.tokens_per_round(ALPHAS, N)
     estimates, worst = [], 0.0
-    policies = ("ucb", "kl-ucb", "uniform")
+    policies = ("ucb:beta=1", "kl-ucb", "uniform")
     for policy, runs in zip(
         policies,
         setting.decode(Environment(IID(ALPHAS, N), B), policies, "be"),
@@ -189,7 +189,7 @@ def growth(setting: Setting) -> list[Claim]:
     runs_of: dict[str, Runs] = {}
     few = Setting(max(10, setting.replications // 10), setting.seed, setting.jobs)
     model = IID(ALPHAS, N)
-    policies = ("ucb", "kl-ucb")
+    policies = ("ucb:beta=1", "kl-ucb")
     for policy, runs in zip(
         policies, few.decode(Environment(model, 10**6), policies, "be", marks=grid), strict=True
     ):
@@ -197,9 +197,9 @@ def growth(setting: Setting) -> list[Claim]:
     lost = 1.0 - model.tokens_per_round()[0] / model.tokens_per_round().max()
     regret = {p: r.curve_pulls @ lost for p, r in runs_of.items()}
     uppers = [bounds.metasd_ucb_upper(ALPHAS, N, int(B), reward="be") for B in grid]
-    increments = np.diff(regret["ucb"], axis=1)
+    increments = np.diff(regret["ucb:beta=1"], axis=1)
     ratio = mean_interval(increments[:, 2] / increments[:, 1].mean())
-    means = regret["ucb"].mean(0)
+    means = regret["ucb:beta=1"].mean(0)
     out = [
         Claim(
             "MetaSD-UCB's regret grows like ln B",
@@ -215,7 +215,7 @@ def growth(setting: Setting) -> list[Claim]:
             _verdict(bool((means < np.array(uppers)).all())),
         ),
     ]
-    bd = setting.decode(Environment(model, 10**5), ("ucb",), "bd")[0]
+    bd = setting.decode(Environment(model, 10**5), ("ucb:beta=1",), "bd")[0]
     bd_regret = mean_interval(bd.pulls[:, 0] @ lost)
     bound = bounds.metasd_ucb_upper(ALPHAS, N, 10**5, reward="bd")
     out.append(
@@ -263,7 +263,7 @@ def adversarial(setting: Setting) -> list[Claim]:
     exp3, ucb = setting.jobs.run(
         [
             BanditTask(table, p, setting.replications, options)
-            for p in (f"exp3:gamma={gamma}", "ucb")
+            for p in (f"exp3:gamma={gamma}", "ucb:beta=1")
         ]
     )
     lost, bound = mean_interval(best - exp3.reward), bounds.exp3_upper(K, T)
@@ -290,7 +290,7 @@ def non_stationary(setting: Setting) -> list[Claim]:
     T, means = 10_000, [[0.5, 0.3, 0.4], [0.5, 0.3, 0.9]]
     schedule = Piecewise([0, 3000, 5000], [0, 1, 0])
     policies = {
-        "ucb": "ucb",
+        "ucb": "ucb:beta=1",
         "sliding window": f"sw-ucb:window={int(4 * math.sqrt(T * math.log(T) / 2))}",
         "discounted": f"d-ucb:gamma={1 - 0.25 * math.sqrt(2 / T)}",
         "restarts": "cd-ucb",
@@ -350,7 +350,7 @@ def _random_length(setting: Setting) -> Claim:
     g = np.asarray(acceptance.tokens_per_round(ALPHAS, N))
     B, lost = 2000.0, 1.0 - g / g.max()
     fixed, random = (
-        setting.decode(Environment(IID(ALPHAS, N), length), ("ucb",), "be")[0]
+        setting.decode(Environment(IID(ALPHAS, N), length), ("ucb:beta=1",), "be")[0]
         for length in (int(B), EndOfText(B))
     )
     fixed_regret, random_regret = (mean_interval(r.pulls[:, 0] @ lost) for r in (fixed, random))
@@ -374,7 +374,7 @@ def _wrong_arm(setting: Setting) -> Claim:
     header = TraceHeader(("even", "lumpy"), N, "uniform", "bd")
     world: AcceptanceModel = Recorded(Trace(header, rounds))
     by_bd, by_be = (
-        mean_interval(setting.decode(Environment(world, 2000), ("ucb",), reward)[0].rounds)
+        mean_interval(setting.decode(Environment(world, 2000), ("ucb:beta=1",), reward)[0].rounds)
         for reward in ("bd", "be")
     )
     return Claim(
