@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from scipy import stats
 
@@ -92,10 +93,10 @@ class Report:
             numeric = all(isinstance(row.get(name), (int, float)) for row in self.rows)
             table.add_column(name, justify="right" if numeric else "left", overflow="fold")
         for row in self.rows:
-            table.add_row(*[_cell(value) for value in row.values()])
+            table.add_row(*[escape(_cell(value)) for value in row.values()])
         console.print(table)
         for note in self.notes:
-            console.print(f"- {note}", highlight=False)
+            console.print(f"- {note}", highlight=False, markup=False)
 
     def to_json(self) -> str:
         """The report as one strict JSON object."""
