@@ -81,13 +81,19 @@ def note(at_marks, mark, t, tokens, steps, pulls):
 
 @njit(cache=True, nogil=True)
 def run(first, last, fresh, streams, lengths, memories, world, marks, totals, pulls, curves):
-    """Replications first..last-1; each has its own streams, state and rows of the results."""
+    """Replications first..last-1; each has its own streams, state and rows of the results.
+
+    What a round writes is copied out of the shared arrays first: rows of neighbouring replications
+    share cache lines, and threads that write to one line take turns at it.
+    """
     model, timetable, costs, N, kind = world
     at, by_tokens = marks
     for r in range(first, last):
         s, cached = view(fresh.copy()), np.zeros(pulls.shape[2])
-        streams_r, curve = (streams[0][r], streams[1][r]), (at, by_tokens, curves[r])
-        memory, B = memories[r], lengths[r]
+        streams_r = streams[0][r].copy(), streams[1][r].copy()
+        curve = at, by_tokens, curves[r]
+        memory, B = memories[r].copy(), lengths[r]
+        total, pulled = totals[r].copy(), pulls[r].copy()
         decode(
             s,
             B,
@@ -99,7 +105,8 @@ def run(first, last, fresh, streams, lengths, memories, world, marks, totals, pu
             kind,
             streams_r,
             cached,
-            totals[r],
-            pulls[r],
+            total,
+            pulled,
             curve,
         )
+        totals[r], pulls[r], memories[r] = total, pulled, memory

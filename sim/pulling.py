@@ -39,5 +39,7 @@ def run(first, last, fresh, streams, T, world, marks, totals, pulls, curves):
     """Replications first..last-1; each has its own streams, state and rows of the results."""
     model, timetable = world
     for r in range(first, last):
-        s, both = view(fresh.copy()), (streams[0][r], streams[1][r])
-        totals[r] = pull(s, T, model, timetable, both, pulls[r], marks, curves[r])
+        s, pulled = view(fresh.copy()), pulls[r].copy()
+        both = streams[0][r].copy(), streams[1][r].copy()  # as in `sim.decoding.run`
+        totals[r] = pull(s, T, model, timetable, both, pulled, marks, curves[r])
+        pulls[r] = pulled

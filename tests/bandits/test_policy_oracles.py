@@ -35,7 +35,7 @@ def expected_pulls(name: str, horizons: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "easy", "hard"),
     [
-        ("ucb", [6.7251541104, 13.7943177672, 22.5749490703], 39.1987183664),
+        ("ucb:beta=1", [6.7251541104, 13.7943177672, 22.5749490703], 39.1987183664),
         ("kl-ucb", [3.8725557173, 5.9292353768, 7.9589712424], 31.9194688598),
     ],
 )
@@ -159,7 +159,7 @@ def regret_of(name: str, means: np.ndarray, T: int, runs: int) -> tuple[float, f
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "runs", "published", "error"),
-    [("ucb", 600, 229.31, 0.20), ("thompson", 300, 45.67, 0.46)],
+    [("ucb:beta=1", 600, 229.31, 0.20), ("thompson", 300, 45.67, 0.46)],
 )
 def test_monte_carlo_regret_agrees_with_the_published_one(name, runs, published, error):
     mean, se = regret_of(name, np.array([0.3, 0.4, 0.5, 0.6, 0.7]), 10_000, runs)

@@ -48,7 +48,7 @@ def test_without_discount_d_ucb_is_ucb(case, beta):
 @settings(max_examples=30)
 def test_d_ucb_tends_to_ucb_as_the_discount_goes_to_one(K, seed):
     rng = np.random.default_rng(seed)
-    near, ucb = make_policy("d-ucb", gamma=1.0 - 1e-9), make_policy("ucb")
+    near, ucb = make_policy("d-ucb", gamma=1.0 - 1e-9), make_policy("ucb", beta=1.0)
     near.reset(K, seed=0)
     ucb.reset(K, seed=0)
     for _ in range(100):

@@ -186,7 +186,7 @@ def test_markov_switching_stays_as_long_as_asked() -> None:
 
 def test_the_adversary_starves_ucb() -> None:
     table = against_ucb(3, 3000)
-    runs = simulate_bandit(table, "ucb", horizon=3000, replications=5)
+    runs = simulate_bandit(table, "ucb:beta=1", horizon=3000, replications=5)
     assert (runs.reward < 2.0).all()  # only the K opening rounds pay
     assert table.rewards.sum(0).max() > 0.6 * 3000
 
@@ -194,7 +194,7 @@ def test_the_adversary_starves_ucb() -> None:
 def test_ucb1_regret_matches_the_known_monte_carlo_value() -> None:
     """p = (.3, .4, .5, .6, .7), T = 10,000: 229.31 +- .20."""
     arms = Bernoulli([0.3, 0.4, 0.5, 0.6, 0.7])
-    runs = simulate_bandit(arms, "ucb", horizon=10_000, replications=1000, seed=2)
+    runs = simulate_bandit(arms, "ucb:beta=1", horizon=10_000, replications=1000, seed=2)
     regret = runs.pulls[:, 0] @ np.array([0.4, 0.3, 0.2, 0.1, 0.0])
     error = regret.std() / np.sqrt(1000)
     assert abs(regret.mean() - 229.31) < 4 * np.hypot(error, 0.20)
@@ -209,7 +209,9 @@ def test_ucb1_regret_matches_the_known_monte_carlo_value() -> None:
     ],
 )
 def test_ucb1_pulls_match_the_exact_dynamic_programme(horizon, means, expected) -> None:
-    runs = simulate_bandit(Bernoulli(means), "ucb", horizon=horizon, replications=40_000, seed=1)
+    runs = simulate_bandit(
+        Bernoulli(means), "ucb:beta=1", horizon=horizon, replications=40_000, seed=1
+    )
     worse = runs.pulls[:, 0, 1]
     assert abs(worse.mean() - expected) < 4.5 * worse.std() / 200
 
