@@ -21,6 +21,8 @@ from numba import njit
 from numpy.polynomial import legendre
 from numpy.typing import NDArray
 
+from metasd_bandits.lean import counted
+
 __all__ = ["BETA", "GAUSSIAN", "best_arm_probabilities"]
 
 BETA, GAUSSIAN = 0.0, 1.0
@@ -92,7 +94,7 @@ def _cut(model, start, end, cuts, n):
     return n + 1
 
 
-@njit
+@counted()  # it allocates; callers compiled without reference counting must not pass that on
 def best_arm_probabilities(model, first, second, available, out):
     """Fill `out` with each available arm's probability of the largest draw.
 
@@ -117,7 +119,7 @@ def best_arm_probabilities(model, first, second, available, out):
     _integrate(model, first, second, low, high, peak, np.sort(cuts[:n]), out)
 
 
-@njit
+@counted()
 def _integrate(model, first, second, low, high, peak, cuts, out):
     """Two sweeps over the panels: each arm's whole mass, then the products."""
     K = first.size

@@ -86,7 +86,7 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
     >>> make_policy("fixed:arm=1")
     Fixed(arm=1)
     >>> make_policy("ucb:carry=0.9")
-    Carried(UCB(beta=1.0), keep=0.9)
+    Carried(UCB(beta=0.1), keep=0.9)
     >>> make_policy("ucv")
     Traceback (most recent call last):
     metasd_bandits.checks.ConfigError: unknown policy 'ucv'; did you mean 'ucb'? Known: ...

@@ -246,7 +246,7 @@ def test_regret_from_a_trace_is_the_paired_difference():
 def test_the_reference_policy_is_the_package_s():
     """The enumeration's UCB and the compiled one agree on a run without ties."""
     rng = np.random.default_rng(4)
-    policy = make_policy("ucb")
+    policy = make_policy("ucb", beta=1.0)
     policy.reset(2, 0)
     history = ()
     decide = ucb_decision(2, 50)

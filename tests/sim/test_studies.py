@@ -250,7 +250,7 @@ def test_bad_arguments_are_one_sentence_and_exit_status_2(arguments, message) ->
 def test_regret_from_the_command_line(tmp_path) -> None:
     picture = tmp_path / "r.png"
     arguments = ["regret", "--tokens", "2000", "--replications", "20", "--reward", "be"]
-    out = run(*arguments, "--policy", "ucb", "--plot", str(picture), "--json")
+    out = run(*arguments, "--policy", "ucb:beta=1", "--plot", str(picture), "--json")
     assert out.exit_code == 0, out.output
     row = json.loads(out.stdout)["rows"][0]
     assert row["pseudo-regret"]["low"] < row["regret at B = 2000"]["high"]
