@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from metasd_bandits import Round, TraceHeader
+from metasd_bandits.plotting import COLOURS, save_figure, style
 
 __all__ = ["plot_rounds"]
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the markers also in grey print.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MARKERS = (
+    "o",
+    "s",
+    "^",
+    "D",
+    "v",
+    "P",
+    "X",
+    "*",
+    "<",
+    ">",
+    "p",
+)  # tells apart what colour repeats
 
 
 def plot_rounds(header: TraceHeader, rounds: Sequence[Round], path: Path) -> Path:
@@ -31,12 +43,14 @@ def plot_rounds(header: TraceHeader, rounds: Sequence[Round], path: Path) -> Pat
     Path
         The same path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with style():
+        save_figure(_draw(header, rounds), path)
+    return path
 
+
+def _draw(header: TraceHeader, rounds: Sequence[Round]) -> Figure:
     queries = list(dict.fromkeys(round_.query for round_ in rounds))
     figure = Figure(figsize=(8, 0.6 + 1.7 * len(queries)), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(len(queries), squeeze=False, sharey=True)[:, 0]
     for panel, query in zip(panels, queries, strict=True):
         for arm, name in enumerate(header.arms):
@@ -45,7 +59,7 @@ def plot_rounds(header: TraceHeader, rounds: Sequence[Round], path: Path) -> Pat
                 [r.index for r in chosen],
                 [r.reward for r in chosen],
                 s=18,
-                color=_COLOURS[arm % len(_COLOURS)],
+                color=COLOURS[arm % len(COLOURS)],
                 marker=_MARKERS[arm % len(_MARKERS)],
                 label=name if panel is panels[0] else None,
                 linewidths=0,
@@ -57,7 +71,4 @@ def plot_rounds(header: TraceHeader, rounds: Sequence[Round], path: Path) -> Pat
         panel.grid(axis="y", linewidth=0.4, alpha=0.5)
     panels[-1].set_xlabel("round")
     figure.legend(loc="outside upper center", ncols=min(len(header.arms), 5), frameon=False)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
-    temporary.replace(path)
-    return path
+    return figure
