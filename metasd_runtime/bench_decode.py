@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from metasd_bandits import make_policy
-from metasd_runtime.metasd import DEFAULT_DRAFTERS, MetaSD, Output
+from metasd_runtime.metasd import MetaSD, Output
 from metasd_runtime.prompts import Prompt, chat_tokens, own_prompts, read_prompts
 from metasd_runtime.statistics import Statistics
 
@@ -60,7 +60,9 @@ def main(
         Path | None, typer.Option(help="JSON Lines; our own five if left out")
     ] = None,
     per_task: Annotated[int, typer.Option(help="prompts for each task of the file")] = 3,
-    drafters: Annotated[str, typer.Option(help="the pool")] = ",".join(DEFAULT_DRAFTERS),
+    drafters: Annotated[
+        str, typer.Option(help="the pool")
+    ] = "pool:smollm2-135m,prompt-lookup,none",
     policy: Annotated[str, typer.Option(help="the policy")] = "ucb",
     draft_length: Annotated[int, typer.Option(help="N")] = 5,
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each answer")] = 128,
@@ -94,7 +96,7 @@ def main(
     ]
     console.print(_ratios(runs, list(contenders)))
     console.print(_breakdown(runs))
-    console.print(_bandit_latency(len(pool), policy))
+    console.print(_bandit_latency(5, policy))
 
 
 def _first_of_each(prompts: list[Prompt], n: int) -> list[Prompt]:
