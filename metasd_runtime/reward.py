@@ -38,7 +38,7 @@ def block_divergence(draft: Draft, scores: Tensor) -> float:
         x = torch.tensor(draft.tokens, device=p.device)[:, None]
         return float(p.gather(1, x).mean())
     q = draft.probs.to(p.device)
-    return min(1.0, float(torch.minimum(p, q).sum(-1).mean()))
+    return min(1.0, float(torch.minimum(p, q.to(p.dtype), out=p).sum()) / n)
 
 
 def score(
