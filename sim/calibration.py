@@ -248,8 +248,9 @@ def _p_value(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
             seen.append(0.0)
             expected.append(0.0)
     if len(seen) > 1:  # what is left over joins the last whole cell
-        seen[-2] += seen.pop()
-        expected[-2] += expected.pop()
+        for cells in (seen, expected):
+            rest = cells.pop()  # popped first: `cells[-2] += cells.pop()` writes to another cell
+            cells[-1] += rest
     freedom = len(seen) - 2
     if freedom < 1:
         return math.nan

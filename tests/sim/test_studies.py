@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.round import Round
 from metasd_bandits.trace import Trace, TraceHeader, TraceWriter
-from sim import IID, Clustered, Costs, Environment, sample_rounds
+from sim import IID, Clustered, Costs, Environment, calibration, sample_rounds
 from sim.calibration import calibrate, load_environment, run_law, save_environment
 from sim.cli import app
 from sim.jobs import Jobs, Task
@@ -282,3 +283,13 @@ def test_ablations_run(subject: str, tmp_path) -> None:
         rand = [row["Rand"]["value"] for row in rows]
         assert best == [best[0]] * len(best)
         assert rand == sorted(rand, reverse=True)
+
+
+def test_goodness_of_fit_merges_small_cells_into_their_neighbour() -> None:
+    counts, expected = np.array([25, 14, 9, 5]), np.array([20.0, 20.0, 10.0, 3.0])
+    merged = (np.array([25, 14, 14]), np.array([20.0, 20.0, 13.0]))
+    by_hand = stats.chisquare(*merged, ddof=1).pvalue
+    assert calibration._p_value(counts, expected / expected.sum()) == pytest.approx(by_hand)
+    # one cell is left, or two with the fitted rate: nothing to test
+    assert math.isnan(calibration._p_value(np.array([19, 1]), np.array([0.95, 0.05])))
+    assert math.isnan(calibration._p_value(np.array([20, 0]), np.array([1.0, 0.0])))
