@@ -366,3 +366,7 @@ def _pair(name: str, text: str) -> tuple[float, float]:
 
 def _print_json(values: dict[str, Any]) -> None:
     typer.echo(json.dumps(values, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()
