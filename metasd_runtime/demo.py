@@ -106,7 +106,7 @@ def _summary(pairs: list[_Pair]) -> Table:
     table.add_column("task", no_wrap=True)
     for column in ("tok/round", "BE", "BD", "plain", "MetaSD", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("texts agree", no_wrap=True)
+    table.add_column("agree", no_wrap=True)
     for pair in pairs:
         statistics, rounds = pair.meta.statistics, pair.meta.trace.rounds
         table.add_row(
@@ -117,7 +117,7 @@ def _summary(pairs: list[_Pair]) -> Table:
             f"{pair.plain.statistics.tokens_per_second:.1f}",
             f"{statistics.tokens_per_second:.1f}",
             f"{pair.ratio:.2f}",
-            "yes" if pair.agreement.difference is None else str(pair.agreement).split(",")[0],
+            "yes" if pair.agreement.difference is None else f"to {pair.agreement.difference}",
         )
     mean = sum(pair.ratio for pair in pairs) / len(pairs)
     table.add_section()
