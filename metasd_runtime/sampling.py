@@ -22,7 +22,7 @@ from transformers import (
 
 from metasd_runtime.randomness import Purpose, lane_seed, uniform
 
-__all__ = ["Sampling", "draw"]
+__all__ = ["Sampling", "draw", "first_maxima"]
 
 # These look at the scores alone, so a block's positions can go through them together. (Just these:
 # a subclass may look at the text as well.)
@@ -63,6 +63,18 @@ def draw(probs: Tensor, u: float) -> int:
     if token >= probs.shape[0] or probs[token] <= 0:  # rounding at the very end of the range
         token = int(torch.nonzero(probs)[-1])
     return token
+
+
+def first_maxima(scores: Tensor) -> list[int]:
+    """The token of the highest score in each row, the first of several.
+
+    Parameters
+    ----------
+    scores : (n, vocabulary)
+    """
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        return scores.detach().numpy().argmax(-1).tolist()  # a tenth of the time of torch's own
+    return scores.argmax(-1).tolist()
 
 
 class Sampling:
@@ -175,7 +187,7 @@ class Sampling:
         scores = _process(self._drafters, logits[None].to(wide), tokens, ())
         probs = scores[0].softmax(-1)
         if not self.do_sample:
-            return int(scores[0].argmax()), probs
+            return first_maxima(scores)[0], probs
         u = uniform(self.seed, self.row, len(tokens), Purpose.DRAFT, self._block)
         token = draw(probs, u)
         if len(tokens) == self._block + len(self.drawn):

@@ -49,6 +49,13 @@ class CachedModel:
         A causal LM whose layers are all attention.
     layers : list of PreallocatedLayer, optional
         Shared storage (early exit drafts in the target's own first layers).
+
+    Attributes
+    ----------
+    vocab_size : int
+        Width of the logits (padded vocabularies included).
+    forwards : int
+        Forwards so far.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class CachedModel:
         self.layers = new_layers(model, _FIRST_CAPACITY) if layers is None else layers
         self._cache = cache_of(self.layers)
         self._cache_argument = cache_argument(model)
+        self.device: torch.device = model.device  # looked up once: a model searches its weights
+        self.vocab_size = output_width(model)
         self.forwards = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
@@ -70,15 +79,6 @@ class CachedModel:
     def length(self) -> int:
         """Tokens in the cache."""
         return self.layers[0].length
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits (padded vocabularies included)."""
-        return output_width(self.model)
 
     @property
     def max_length(self) -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from metasd_runtime.draft import Draft
 from metasd_runtime.randomness import Purpose
-from metasd_runtime.sampling import Sampling, draw
+from metasd_runtime.sampling import Sampling, draw, first_maxima
 
 __all__ = ["Verdict", "greedy", "residual", "speculative", "verify"]
 
@@ -60,7 +60,7 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
 
 def greedy(tokens: Sequence[int], scores: Tensor) -> Verdict:
     """Accept while each draft is the target's first maximum."""
-    best = scores.argmax(-1).tolist()
+    best = first_maxima(scores)
     for j, token in enumerate(tokens):
         if token != best[j]:
             return Verdict(j, best[j])
