@@ -68,14 +68,23 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each answer")] = 128,
     repeats: Annotated[int, typer.Option(help="turns for each prompt")] = 3,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="compile the target, for plain decoding as well")
+    ] = False,
 ) -> None:
     """Time the contenders side by side and print ratios."""
     console = Console()
     pool = drafters.split(",")
     meta = MetaSD.from_pretrained(
-        target, dtype=dtype, drafters=pool, policy=policy, draft_length=draft_length
+        target,
+        dtype=dtype,
+        drafters=pool,
+        policy=policy,
+        draft_length=draft_length,
+        compiled=compiled,
     )
     plain = MetaSD(meta.target.model, meta.tokenizer, drafters=["none"])
+    plain.target.compiled = meta.target.compiled
     chosen = own_prompts() if prompts is None else _first_of_each(read_prompts(prompts), per_task)
     contenders: dict[str, Callable[[list[int]], tuple[int, float, Statistics | None]]] = {
         "plain, our loop": lambda ids: _ours(plain, ids, max_new_tokens),

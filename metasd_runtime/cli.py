@@ -30,8 +30,6 @@ app.add_typer(models_app, name="models")
 app.command("train")(train)
 app.command("pool")(show_pool)
 app.command("train-router")(train_router_command)
-app.command("train")(train)
-app.command("pool")(show_pool)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
@@ -73,6 +71,9 @@ def generate(
     draft_all: Annotated[
         bool, typer.Option("--draft-all", help="no bandit: all draft, the longest is used; slow")
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="compile the target: minutes once, then faster")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     dtype: DTYPE = None,
     device: DEVICE = None,
@@ -97,6 +98,7 @@ def generate(
         draft_threshold=draft_threshold,
         shadow=shadow,
         draft_all=draft_all,
+        compiled=compiled,
     )
     tokenizer = metasd.tokenizer
     assert tokenizer is not None

@@ -14,8 +14,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 __all__ = [
     "PreallocatedLayer",
+    "SlotLayer",
     "cache_argument",
     "cache_of",
+    "full_attention",
     "generation_settings",
     "has_default_length",
     "logits_processors",
@@ -60,7 +62,8 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def _storage(self, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
-        return like.new_empty((batch, heads, self.capacity, width))
+        # Zeros: a compiled forward reads the scratch too, with weight 0, and 0 * NaN is NaN.
+        return like.new_zeros((batch, heads, self.capacity, width))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -68,8 +71,7 @@ class PreallocatedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[-2]
-        if end > self.capacity:
-            self._grow(end)
+        self.reserve(end)
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, self.length : end] = key_states
@@ -84,8 +86,11 @@ class PreallocatedLayer(CacheLayerMixin):
         span = slice(self.length - n, self.length)
         return self.keys[:, :, span].clone(), self.values[:, :, span].clone()
 
-    def _grow(self, needed: int) -> None:
-        self.capacity = max(needed, 2 * self.capacity)
+    def reserve(self, needed: int) -> None:
+        """Make room for that many positions; what is kept stays."""
+        if needed <= self.capacity:
+            return
+        self.capacity = 1 << (needed - 1).bit_length()  # few sizes, the same for every layer
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = self._storage(old)
@@ -112,13 +117,61 @@ class PreallocatedLayer(CacheLayerMixin):
         self.length -= abs(tokens_to_remove)
 
 
+class SlotLayer(CacheLayerMixin):
+    """One layer's storage as a traced forward uses it: written at given slots, read whole.
+
+    Parameters
+    ----------
+    keys, values : (batch, heads, capacity, head_dim)
+        Written in place.
+    slots : (n,) int64
+        Where a block's n positions go.
+    """
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slots = keys, values, slots
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        return
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.index_copy_(2, self.slots, key_states)
+        self.values.index_copy_(2, self.slots, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        return self._capacity(), 0
+
+    def get_seq_length(self, *args: Any) -> int:
+        return 0  # the caller says where the block stands
+
+    def get_max_length(self) -> int:
+        return self._capacity()
+
+    def get_max_cache_shape(self) -> int:
+        return self._capacity()
+
+    def _capacity(self) -> int:
+        assert self.keys is not None
+        return self.keys.shape[2]
+
+
 def new_layers(model: PreTrainedModel, capacity: int) -> list[PreallocatedLayer]:
     """Fresh storage, one layer for each of the model's."""
     n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     return [PreallocatedLayer(capacity) for _ in range(n_layers)]
 
 
-def cache_of(layers: Sequence[PreallocatedLayer]) -> Cache:
+def cache_of(layers: Sequence[CacheLayerMixin]) -> Cache:
     """The layers as the library's models take them; they stay shared with the caller."""
     return Cache(layers=list(layers))
 
@@ -130,6 +183,16 @@ def cache_argument(model: PreTrainedModel) -> str:
     """
     names = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in names else "past_key_values"
+
+
+def full_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to the whole text, no window or chunk of it."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return window is None or not getattr(config, "use_sliding_window", True)
 
 
 def refuse_stateful(model: PreTrainedModel) -> None:

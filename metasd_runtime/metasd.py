@@ -20,13 +20,14 @@ from transformers import (
 
 from metasd_bandits import Policy, Round, TraceHeader, checks
 from metasd_runtime.call import Settled, prompt_tokens, settle
+from metasd_runtime.compiled import compile_forward
 from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_pool
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.front_door import FrontDoor, behind, unpadded
 from metasd_runtime.learned_router import policy_by_name
-from metasd_runtime.models import load_target
+from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Interrupted, Output
 from metasd_runtime.per_call import CallOptions, router_for
 from metasd_runtime.request import Request, let_go
@@ -78,6 +79,9 @@ class MetaSD(FrontDoor):
         verified and the longest is used; the policy chooses nothing.
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
+    compiled : bool
+        Compile the target's forward for one token and for a draft block (minutes, once; kept in
+        the cache folder), which makes a round shorter. Prompts and batches stay eager.
 
     Examples
     --------
@@ -99,6 +103,7 @@ class MetaSD(FrontDoor):
         scope: Scope = "query",
         shadow: bool = False,
         draft_all: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.target = Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
@@ -114,6 +119,10 @@ class MetaSD(FrontDoor):
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
+        if compiled:
+            self.target.compiled = compile_forward(
+                self.target, (1, self.router.draft_length + 1), self.router.needs_features, log
+            )
 
     @classmethod
     def from_pretrained(

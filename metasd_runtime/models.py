@@ -18,7 +18,7 @@ from metasd_runtime import model_store, smollm2
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.quiet import quiet
 
-__all__ = ["DTYPES", "LoadedModel", "ModelError", "load_target"]
+__all__ = ["DTYPES", "LoadedModel", "ModelError", "load_target", "log"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -133,7 +133,7 @@ def _cpu_has_bfloat16() -> bool:
 def _locate(name: str) -> tuple[str, Path | None]:
     """What to give `from_pretrained`, and the local folder where there is one."""
     if name == smollm2.NAME:
-        stored = model_store.find(name) or smollm2.fetch(say=_say)
+        stored = model_store.find(name) or smollm2.fetch(say=log)
         model_store.verify(stored)
         return str(stored.path), stored.path
     path = Path(name).expanduser()
@@ -182,5 +182,6 @@ def _explained(name: str) -> Iterator[None]:
         raise ModelError(f"cannot load {name!r}: {first} ({smollm2.hint(name)})") from error
 
 
-def _say(message: str) -> None:
+def log(message: str) -> None:
+    """Tell the user, on standard error, what takes time."""
     print(f"metasd: {message}", file=sys.stderr, flush=True)

@@ -56,7 +56,7 @@ class RaggedModel:
         text = model.config.get_text_config(decoder=True)
         n_layers = text.num_hidden_layers
         self.storage = RowStorage(n_layers, n_slots) if storage is None else storage
-        self._cache = cache_of(self.storage.layers[:n_layers])  # type: ignore[arg-type]
+        self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
         self._masks = _Masks(model)
         self.forwards = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from metasd_runtime.hf import (
     refuse_stateful,
     unwrapped,
 )
+
+if TYPE_CHECKING:
+    from metasd_runtime.compiled import CompiledForward
 
 __all__ = ["CachedModel", "Forward", "Target"]
 
@@ -56,6 +59,8 @@ class CachedModel:
         Width of the logits (padded vocabularies included).
     forwards : int
         Forwards so far.
+    compiled : CompiledForward or None
+        Runs blocks of the sizes it was compiled for.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class CachedModel:
         self.device: torch.device = model.device  # looked up once: a model searches its weights
         self.vocab_size = output_width(model)
         self.forwards = 0
+        self.compiled: CompiledForward | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
         """Another cache of the same model, empty: a drafter's clone shares the weights."""
@@ -119,6 +125,9 @@ class CachedModel:
         `features` names hidden states by the layers behind them; the last is behind the final
         norm as well.
         """
+        if keep == 0 and self.compiled and self.compiled.serves(self, len(tokens), features):
+            self.forwards += 1
+            return self.compiled(self, tokens, features)
         ids = torch.tensor([tokens], device=self.device)
         output = self.model(
             input_ids=ids,

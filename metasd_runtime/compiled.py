@@ -1,0 +1,285 @@
+"""The target's forward compiled ahead of time: blocks of fixed size, weights frozen, kept on disk.
+
+A graph takes a block of exactly n tokens over storage of any capacity, so one is compiled for
+each size that decoding needs (one token, and a draft with the token before it); a shorter block
+is filled up, and what was filled in is masked and forgotten. Prompts are read eagerly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from torch import Tensor, nn
+from torch.export import Dim
+
+from metasd_bandits.cache import cache_dir
+from metasd_runtime.hf import SlotLayer, cache_argument, cache_of, full_attention
+from metasd_runtime.target import CachedModel, Forward
+
+__all__ = ["CompiledForward", "compile_forward"]
+
+Graph = Callable[..., tuple[Tensor, ...]]
+
+_FORMAT = 1  # part of a graph's name on disk: raise it when what a graph takes or gives changes
+_CAPACITY = Dim("capacity", min=64, max=1 << 20)
+_PROBE = 24
+
+
+class CompiledForward:
+    """Runs blocks through compiled graphs, in place of the model's own forward.
+
+    Parameters
+    ----------
+    graphs : mapping of int to callable
+        By block size.
+    features : tuple of int
+        The hidden states the graphs give, by the layers behind them.
+    """
+
+    def __init__(self, graphs: Mapping[int, Graph], features: tuple[int, ...]) -> None:
+        self.graphs = dict(sorted(graphs.items()))
+        self.features = features
+
+    def serves(self, cached: CachedModel, n: int, features: Sequence[int]) -> bool:
+        """Whether there is a graph for a block of n tokens that gives these features."""
+        begun = cached.layers[-1].is_initialized
+        return begun and n <= max(self.graphs) and tuple(features) in ((), self.features)
+
+    @torch.inference_mode()
+    def __call__(
+        self, cached: CachedModel, tokens: Sequence[int], features: Sequence[int]
+    ) -> Forward:
+        """Extend the cache by `tokens`; the logits behind each of them."""
+        n, begin = len(tokens), cached.length
+        size = next(size for size in self.graphs if size >= n)
+        # Early exit may have outgrown the others in the layers that it shares.
+        room = max(begin + size, *[layer.capacity for layer in cached.layers])
+        for layer in cached.layers:
+            layer.reserve(room)
+        block = [*tokens, *[tokens[-1]] * (size - n)]
+        logits, *states = self.graphs[size](*_arguments(cached, block, begin))
+        for layer in cached.layers:
+            layer.length = begin + n
+        return Forward(logits[:n], states[0][:n] if features else None)
+
+
+def compile_forward(
+    cached: CachedModel,
+    blocks: Sequence[int],
+    features: tuple[int, ...] = (),
+    say: Callable[[str], None] = lambda message: None,
+) -> CompiledForward | None:
+    """Compile a model's forward for blocks of these sizes, or load what was compiled before.
+
+    The cache is emptied. Graphs are kept in the package's cache folder, under a name made of all
+    that they depend on: the weights to the last bit, versions, processor, threads.
+
+    Parameters
+    ----------
+    cached : CachedModel
+    blocks : sequence of int
+        Sizes, at least 1.
+    features : tuple of int
+        Hidden states to give, by the layers behind them.
+    say : callable
+        Told what takes time.
+
+    Returns
+    -------
+    CompiledForward, or None with a warning where the model cannot be compiled (no C++ compiler,
+    windowed attention, ...) or the graphs do not agree with its own forward; decode without.
+    """
+    try:
+        _check(cached)
+        weights = _weights_digest(cached.model)
+        graphs = {
+            size: _graph(cached, size, features, weights, say) for size in sorted(set(blocks))
+        }
+        compiled = CompiledForward(graphs, features)
+        _compare(cached, compiled)
+    except Exception as error:  # whatever tracing, the compiler or the loader make of a model
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(
+            f"the target is not compiled ({reason}); decoding goes on without, its output the same",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    finally:
+        cached.reset()
+    return compiled
+
+
+class _Block(nn.Module):
+    """A forward over one block as a function of tensors alone."""
+
+    def __init__(self, model: Any, features: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+        self._cache_argument = cache_argument(model)
+
+    def forward(
+        self,
+        ids: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        pairs = zip(keys, values, strict=True)
+        output = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            output_hidden_states=bool(self.features),
+            return_dict=True,
+            **{self._cache_argument: cache_of([SlotLayer(k, v, slots) for k, v in pairs])},
+        )
+        logits = output.logits[0].float()
+        if not self.features:
+            return (logits,)
+        return logits, torch.cat([output.hidden_states[layer][0] for layer in self.features], -1)
+
+
+def _arguments(cached: CachedModel, block: Sequence[int], begin: int) -> tuple[Any, ...]:
+    """What a graph takes for a block that begins behind `begin` tokens."""
+    keys = [layer.keys for layer in cached.layers]
+    values = [layer.values for layer in cached.layers]
+    first = keys[0]
+    assert first is not None
+    slots = torch.arange(begin, begin + len(block), device=first.device)
+    ahead = torch.arange(first.shape[2], device=first.device) > slots[:, None]
+    mask = torch.zeros(ahead.shape, dtype=first.dtype, device=first.device)
+    mask.masked_fill_(ahead, torch.finfo(first.dtype).min)
+    last = (cached.max_length or begin + len(block)) - 1  # fillers may stand behind the context
+    positions = slots.clamp(max=last)[None]
+    ids = torch.tensor([block], device=first.device)
+    return ids, slots, positions, mask[None, None], keys, values
+
+
+def _check(cached: CachedModel) -> None:
+    if not full_attention(cached.model):
+        raise ValueError("some of its layers attend to a window of the text")
+    if getattr(cached.model, "is_quantized", False):
+        raise ValueError("its weights are quantised")
+
+
+def _graph(
+    cached: CachedModel,
+    size: int,
+    features: tuple[int, ...],
+    weights: str,
+    say: Callable[[str], None],
+) -> Graph:
+    """One graph: from disk, or compiled now and written there."""
+    path = cache_dir() / "compiled" / f"{_name(cached, size, features, weights)}.pt2"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            begin = time.perf_counter()
+            say(f"compiling the target for blocks of {size} (minutes, once; kept in {path.parent})")
+            _build(cached, size, features, path)
+            say(f"compiled in {time.perf_counter() - begin:.0f} s")
+    graph: Graph = torch._inductor.aoti_load_package(str(path))
+    return graph
+
+
+@torch.no_grad()
+def _build(cached: CachedModel, size: int, features: tuple[int, ...], path: Path) -> None:
+    """Export, compile with frozen weights, and put the package in place when it is whole."""
+    cached.reset()
+    cached.prefill(_probe_tokens(cached))
+    arguments = tuple(_leave_inference(x) for x in _arguments(cached, [0] * size, cached.length))
+    n_layers = len(cached.layers)
+    shapes = (None, None, None, {3: _CAPACITY}, *[[{2: _CAPACITY}] * n_layers] * 2)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        warnings.simplefilter("ignore")  # of tracing and lowering, for their developers
+        program = torch.export.export(
+            _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
+        )
+        made = torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=os.path.join(folder, "graph.pt2"),
+            inductor_configs={"freezing": True},
+        )
+        os.replace(made, path)
+
+
+def _leave_inference(x: Any) -> Any:
+    """Copies that may be traced: storage written in inference mode may not."""
+    return [_leave_inference(y) for y in x] if isinstance(x, list) else x.clone()
+
+
+def _compare(cached: CachedModel, compiled: CompiledForward) -> None:
+    """Refuse graphs whose logits are not the model's own, up to rounding.
+
+    Raises
+    ------
+    ValueError
+        With the relative error.
+    """
+    allowed = 1e-3 if cached.model.dtype in (torch.float32, torch.float64) else 0.1
+    probe = _probe_tokens(cached)
+    cached.reset()
+    cached.prefill(probe)
+    for n in {1, *compiled.graphs}:
+        block = probe[:n] if n <= _PROBE else (probe * n)[:n]
+        own = cached.forward(block, features=compiled.features)
+        cached.rollback(n)
+        other = compiled(cached, block, compiled.features)
+        cached.rollback(n)
+        cached.forwards -= 1
+        for ours, theirs in zip(other, own, strict=True):
+            if ours is None or theirs is None:
+                continue
+            if not (error := _relative_error(ours, theirs)) <= allowed:
+                raise ValueError(f"a compiled block of {n} is off by {error:.2g}")
+
+
+def _relative_error(x: Tensor, truth: Tensor) -> float:
+    truth = truth.float()
+    return float((x.float() - truth).norm() / (truth - truth.mean()).norm())
+
+
+def _probe_tokens(cached: CachedModel) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, cached.vocab_size, (_PROBE,), generator=generator).tolist()
+
+
+def _weights_digest(model: nn.Module) -> str:
+    """Of every parameter and buffer, to the last bit."""
+    digest = hashlib.blake2b(digest_size=20)
+    for name, value in sorted([*model.named_parameters(), *model.named_buffers()]):
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        flat = value.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _name(cached: CachedModel, size: int, features: tuple[int, ...], weights: str) -> str:
+    """A digest of all that a graph depends on."""
+    about = (
+        _FORMAT,
+        weights,
+        size,
+        features,
+        cached.model.config.to_json_string(),
+        str(cached.device),
+        torch.__version__,
+        transformers.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+    )
+    return hashlib.blake2b(repr(about).encode(), digest_size=20).hexdigest()

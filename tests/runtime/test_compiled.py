@@ -1,0 +1,167 @@
+"""The compiled forward: the same text, the same cache, and eager decoding where it cannot be."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted import ByTurns, Script, assert_cache_is_fresh, greedy_text, run
+from tiny_models import ATTENTION, build
+
+from metasd_runtime import MetaSD, compiled
+from metasd_runtime import target as target_module
+from metasd_runtime.compiled import compile_forward
+from metasd_runtime.drafters.early_exit import EarlyExit
+from metasd_runtime.target import Target
+
+N = 3
+PROMPT = [3, 1, 4, 1, 5]
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None,
+    reason="needs a C++ compiler",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture
+def _in_cache(cache, monkeypatch) -> None:
+    monkeypatch.setenv("METASD_CACHE", cache)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama, cache) -> Target:
+    """A Llama compiled for blocks of 1 and N + 1, with two hidden states; its storage is small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("METASD_CACHE", cache)
+        patch.setattr(target_module, "_FIRST_CAPACITY", 64)
+        target = Target(tiny_llama(seed=5))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            target.compiled = compile_forward(target, (1, N + 1), features=(1, 2))
+    return target
+
+
+@needs_compiler
+@pytest.mark.slow
+class TestCompiled:
+    """One compilation serves them all."""
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        prompt=st.lists(st.integers(0, 31), min_size=1, max_size=70),
+        right=st.lists(st.integers(0, N), min_size=1, max_size=6),
+        junk=st.integers(0, 31),
+    )
+    def test_text_and_cache_are_the_eager_ones(self, target, prompt, right, junk) -> None:
+        truth = greedy_text(target.model, prompt, 20)
+
+        def say(tokens, n):
+            good = right[len(tokens) % len(right)]
+            ahead = truth[len(tokens) : len(tokens) + good]
+            return [*ahead, *[junk] * (n - len(ahead))][: 1 + len(tokens) % N]
+
+        def check(tokens):
+            assert_cache_is_fresh(target, tokens[:-1])
+
+        drafters = [
+            Script("right so far", say),
+            Script("nothing", lambda tokens, n: []),
+            EarlyExit(target, 1),
+        ]
+        text, _ = run(
+            target, drafters, prompt, 20, policy=ByTurns([2, 0, 0, 1]), draft_length=N,
+            after_round=check,
+        )  # fmt: skip
+        assert text == truth
+
+    def test_the_graphs_are_used(self, target, monkeypatch) -> None:
+        def refuse(**arguments):
+            raise AssertionError("an eager forward")
+
+        target.reset()
+        target.prefill(PROMPT)
+        monkeypatch.setattr(target.model, "forward", refuse)
+        for n in (1, 2, N + 1):
+            assert target.forward([7] * n).logits.shape == (n, 32)
+            target.rollback(n)
+        with pytest.raises(AssertionError, match="eager"):
+            target.forward([7] * (N + 2))
+
+    def test_hidden_states(self, target, monkeypatch) -> None:
+        target.reset()
+        target.prefill(PROMPT)
+        fast = target.forward([7, 8], features=(1, 2))
+        target.rollback(2)
+        monkeypatch.setattr(target, "compiled", None)
+        own = target.forward([7, 8], features=(1, 2))
+        torch.testing.assert_close(fast.features, own.features, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fast.logits, own.logits, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.usefixtures("_in_cache")
+    def test_compiled_once(self, target, monkeypatch) -> None:
+        def refuse(*arguments):
+            raise AssertionError("compiled again")
+
+        monkeypatch.setattr(compiled, "_build", refuse)
+        assert compile_forward(Target(target.model), (1, N + 1), features=(1, 2)) is not None
+
+    @pytest.mark.usefixtures("_in_cache")
+    def test_a_graph_that_is_not_the_models_is_refused(self, target, monkeypatch) -> None:
+        load = torch._inductor.aoti_load_package
+
+        def wrong(path):
+            graph = load(path)
+            return lambda *arguments: [x + 0.1 * x.std() for x in graph(*arguments)]
+
+        monkeypatch.setattr(torch._inductor, "aoti_load_package", wrong)
+        with pytest.warns(RuntimeWarning, match="not compiled .*is off by"):
+            assert compile_forward(Target(target.model), (1, N + 1), features=(1, 2)) is None
+
+    @pytest.mark.usefixtures("_in_cache")
+    def test_a_damaged_file_is_not_used(self, target, tmp_path, monkeypatch) -> None:
+        monkeypatch.setenv("METASD_CACHE", str(tmp_path))
+        monkeypatch.setattr(compiled, "_build", lambda *a: a[3].write_bytes(b"PK\x03\x04 no graph"))
+        with pytest.warns(RuntimeWarning, match="not compiled"):
+            assert compile_forward(Target(target.model), (1,)) is None
+
+
+def test_the_name_is_of_all_that_matters(tiny_llama) -> None:
+    one, same, other = (Target(tiny_llama(seed=seed)) for seed in (1, 1, 2))
+    digests = [compiled._weights_digest(target.model) for target in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    names = {
+        compiled._name(one, 1, (), digests[0]),
+        compiled._name(one, 2, (), digests[0]),
+        compiled._name(one, 1, (1,), digests[0]),
+        compiled._name(one, 1, (), digests[2]),
+    }
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize("name", ["mistral, window", "gemma3, window"])
+def test_windows_stay_eager(name) -> None:
+    target = Target(build(*ATTENTION[name]))
+    with pytest.warns(RuntimeWarning, match="not compiled .*window"):
+        assert compile_forward(target, (1, 4)) is None
+
+
+def test_without_a_compiler_decoding_goes_on(tiny_llama, monkeypatch, tmp_path) -> None:
+    def no_compiler(*arguments):
+        raise RuntimeError("no C++ compiler found\nand much more")
+
+    monkeypatch.setenv("METASD_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "_build", no_compiler)
+    model = tiny_llama(seed=5)
+    with pytest.warns(RuntimeWarning, match=r"not compiled \(no C\+\+ compiler found\)"):
+        metasd = MetaSD(model, drafters=["prompt-lookup", "none"], compiled=True)
+    text = metasd.generate(PROMPT, max_new_tokens=12, do_sample=False)
+    assert text[0].tolist() == greedy_text(model, PROMPT, 12)
+    assert not list(tmp_path.rglob("*.pt2"))
