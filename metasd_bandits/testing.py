@@ -397,6 +397,40 @@ def _feedback_may_be_late(policy: Policy) -> None:
         )
 
 
+def _many_at_once_are_learned_in_order(policy: Policy) -> None:
+    policy.reset(K, seed=10)
+    _play(policy, 10)
+    arms = [policy.select() for _ in range(2 * K)]
+    twin = copy.deepcopy(policy)
+    rewards = [_reward(t, arm) for t, arm in enumerate(arms)]
+    costs = [1.0 + t / K for t in range(len(arms))]
+    bad: list[dict[str, Any]] = [
+        {"rewards": [*rewards[:-1], math.nan]},
+        {"rewards": rewards[:-1]},
+        {"costs": [*costs[:-1], 0.0]},
+        {"propensities": [*[0.5] * (len(arms) - 1), 2.0]},
+        {"arms": [*arms[:-1], K]},
+    ]
+    for feedback in bad:
+        try:
+            policy.update_many(**{"arms": arms, "rewards": rewards, **feedback})
+        except ValueError:
+            continue
+        raise AssertionError(
+            f"accepted update_many() with bad {', '.join(feedback)} in the last round; raise "
+            "ValueError before any state changes"
+        )
+    policy.update_many([], [])
+    chances = [(1.0 + t) / (1.0 + len(arms)) for t in range(len(arms))]
+    policy.update_many(arms, rewards, costs=costs, propensities=chances)
+    for arm, reward, cost, chance in zip(arms, rewards, costs, chances, strict=True):
+        twin.update(arm, reward, cost=cost, propensity=chance)
+    assert _play(policy, ROUNDS) == _play(twin, ROUNDS), (
+        "chose otherwise after update_many() than after the same updates one by one, or after "
+        "refusing bad ones; learn in order, and from all rounds or from none"
+    )
+
+
 def _extreme_rewards_are_survived(policy: Policy) -> None:
     for reward in (0.0, 1.0):
         policy.reset(K, seed=0)
@@ -428,6 +462,7 @@ CHECKS: tuple[Callable[[Policy], None], ...] = (
     _bad_feedback_is_refused,
     _keywords_are_accepted,
     _feedback_may_be_late,
+    _many_at_once_are_learned_in_order,
     _masked_arms_are_not_chosen,
     _a_mask_lasts_one_round,
     _probabilities_are_probabilities,

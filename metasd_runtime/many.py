@@ -22,7 +22,6 @@ from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.randomness import row_seed
 from metasd_runtime.rows import keep_scores
 from metasd_runtime.statistics import Statistics
-from metasd_runtime.stopping import Finish
 
 __all__ = ["InterruptedMany", "Progress", "RowOutput", "generate_many"]
 
@@ -276,7 +275,7 @@ class _Many:
             job.prompt_length,
             (query.finish,),
             (len(query.tokens) - job.prompt_length,),
-            **({} if query.kept is None else stack_scores([query.kept])),  # type: ignore[arg-type]
+            **stack_scores([query.kept]),  # type: ignore[arg-type]
             index=job.index,
             seed=query.seed,
         )
@@ -284,8 +283,7 @@ class _Many:
     def _unfinished(self) -> list[RowOutput]:
         outputs = []
         for row, job in self.jobs.items():
-            if job.query.finish is None:
-                job.query.finish = Finish.INTERRUPTED
+            job.query.interrupt(job.prompt_length, sum(r.emitted for r in job.rounds))
             outputs.append(self._output(row, job))
         return outputs
 

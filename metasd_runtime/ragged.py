@@ -1,13 +1,16 @@
 """A causal language model over rows of different lengths: one forward, padding never felt.
 
-A block of rows is padded on the left to the widest; every row has its own positions and its
-own mask, so that what a row computes is what it would compute alone.
+The blocks stand side by side (`packed`) where the model lets them, else they are padded on the left
+to the widest; every row has its own positions and its own mask, so that what a row computes is
+what it would compute alone.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,6 +19,7 @@ from transformers import PreTrainedModel
 
 from metasd_bandits import checks
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
+from metasd_runtime.packed import Layout, can_attend, laid_out
 from metasd_runtime.row_storage import RowStorage
 from metasd_runtime.target import CachedModel, Forward
 
@@ -35,6 +39,23 @@ class Row(NamedTuple):
         self.model.rollback(self.slot, n)
 
 
+class _Aimed(NamedTuple):
+    """A forward's inputs, and how its outputs fall to the rows."""
+
+    ids: Tensor
+    positions: Tensor
+    masks: Tensor | dict[str, Tensor]
+    keep: int | Tensor
+    packed: bool
+    context: AbstractContextManager[None]
+
+    def split(self, output: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """The (length, width) part of each row."""
+        if self.packed:
+            return list(output[0].split(list(lengths)))
+        return [row[-n:] for row, n in zip(output, lengths, strict=True)]
+
+
 class RaggedModel:
     """A causal LM and the tokens it has read in each of several rows.
 
@@ -46,6 +67,14 @@ class RaggedModel:
     storage : RowStorage, optional
         Shared storage (early exit drafts in the target's own first layers); ``model`` uses its
         first layers then.
+
+    Attributes
+    ----------
+    packs : bool
+        Blocks of different lengths stand side by side, without padding; known of models that
+        `refuse_ragged` has looked at.
+    forwards : int
+        Those that were made.
     """
 
     def __init__(
@@ -59,6 +88,7 @@ class RaggedModel:
         self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
         self._masks = _Masks(model)
+        self.packs = _packs.get(model, False)
         self.forwards = 0
 
     @property
@@ -104,34 +134,30 @@ class RaggedModel:
         """
         storage = self.storage
         order = sorted(range(len(slots)), key=lambda i: storage.place(slots[i]))
-        inner = [slots[i] for i in order]
-        ids, positions, end = self._aim(inner, [blocks[i] for i in order])
-        output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._masks(positions, end),
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(features),
-            return_dict=True,
-            **{self._cache_argument: self._cache},
-        )
+        aimed = self._aim([slots[i] for i in order], [blocks[i] for i in order], keep)
+        with aimed.context:
+            output = self.model(
+                input_ids=aimed.ids,
+                position_ids=aimed.positions,
+                attention_mask=aimed.masks,
+                use_cache=True,
+                logits_to_keep=aimed.keep,
+                output_hidden_states=bool(features),
+                return_dict=True,
+                **{self._cache_argument: self._cache},
+            )
         self.forwards += 1
         for slot, block in zip(slots, blocks, strict=True):
             storage.lengths[slot] += len(block)
-        logits = output.logits.float()
         states = [output.hidden_states[layer] for layer in features]
-        hidden = torch.cat(states, -1) if states else None
-        results: dict[int, Forward] = {}
-        for row, i in enumerate(order):
-            n = len(blocks[i])
-            results[i] = Forward(logits[row, -n:], None if hidden is None else hidden[row, -n:])
-        return [results[i] for i in range(len(slots))]
+        lengths = [len(blocks[i]) for i in order]
+        logits = aimed.split(output.logits, [min(n, keep or n) for n in lengths])
+        hidden = aimed.split(torch.cat(states, -1), lengths) if states else [None] * len(slots)
+        results = dict(zip(order, zip(logits, hidden, strict=True), strict=True))
+        return [Forward(results[i][0].float(), results[i][1]) for i in range(len(slots))]
 
-    def _aim(
-        self, slots: Sequence[int], blocks: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Tensor, int]:
-        """The padded block and its positions; the storage is told where it will be written.
+    def _aim(self, slots: Sequence[int], blocks: Sequence[Sequence[int]], keep: int) -> _Aimed:
+        """What the model is given; the storage is told where it will write.
 
         Padding stands at the position of its row's first token and is written behind the last,
         where the row's own next block overwrites it.
@@ -145,10 +171,21 @@ class RaggedModel:
             positions.append([start] * padding + list(range(start, start + n)))
             written.append([*range(start + n, start + width), *range(start, start + n)])
         device = self.model.device
-        packed = torch.tensor([ids, positions, written]).to(device)
+        given = torch.tensor([ids, positions, written]).to(device)
+        places = [self.storage.place(slot) for slot in slots]
         end = max(lengths) + width
-        self.storage.aim([self.storage.place(slot) for slot in slots], packed[2], end)
-        return packed[0], packed[1], end
+        masks = self._masks(given[1], end)
+        if not self.packs or all(len(block) == width for block in blocks):
+            self.storage.aim(places, torch.tensor(places, device=device)[:, None], given[2], end)
+            return _Aimed(given[0], given[1], masks, keep, False, nullcontext())
+        starts = torch.tensor([width - len(block) for block in blocks], device=device)
+        tokens = torch.arange(width, device=device) >= starts[:, None]
+        rows, columns = tokens.nonzero(as_tuple=True)
+        given = given[:, None, rows, columns]  # (3, 1, tokens)
+        self.storage.aim(places, torch.tensor(places, device=device)[rows][None], given[2], end)
+        last = (columns >= width - keep).nonzero()[:, 0] if keep else 0
+        context = laid_out(self.model, Layout(rows, columns, (len(slots), width)))
+        return _Aimed(given[0], given[1], masks, last, True, context)
 
     def prefill(
         self, slot: int, tokens: Sequence[int], features: Sequence[int] = ()
@@ -209,50 +246,60 @@ class _Masks:
         return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
 
 
-_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+# Models whose rows do not feel their neighbours, and whether their blocks can be packed.
+_packs: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
 
 
-@torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
 
-    Once for each model.
-
-    Architectures that derive positions from a padding mask of their own (ALiBi, some local
-    attention) cannot be told each row's positions.
+    Once for each model. Architectures that derive positions from a padding mask of their own
+    (ALiBi, some local attention) cannot be told each row's positions.
 
     Raises
     ------
     ConfigError
         With the architecture's name.
     """
-    if model in _fit:
+    if model in _packs:
         return
     name = type(model).__name__
-    vocab = output_width(model)
-    texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
-    blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
-    ragged = RaggedModel(model, 3)
+    tolerance = 1e-3 if model.dtype == torch.float32 else 6e-2
     try:
-        for slot, text in zip((2, 0), texts, strict=True):
-            ragged.storage.open(slot)
-            ragged.prefill(slot, text)
-        together = ragged.forward([2, 0], blocks)
+        apart = _apart(model, packs=False)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, checks.ConfigError):
             raise
         raise checks.ConfigError(
             f"{name} cannot decode a batch of different lengths ({error}); give one prompt a call"
         ) from error
-    for text, block, row in zip(texts, blocks, together, strict=True):
-        single = CachedModel(model)
-        single.forward(text)
-        alone = single.forward(block).logits
-        tolerance = 1e-3 if model.dtype == torch.float32 else 6e-2
-        apart = float((row.logits - alone).abs().max() / alone.abs().max())
-        if not apart <= tolerance:
-            raise checks.ConfigError(
-                f"{name} gives a row in a batch other logits than alone (they differ by "
-                f"{apart:.1%}); give one prompt a call"
-            )
-    _fit.add(model)
+    if not apart <= tolerance:
+        raise checks.ConfigError(
+            f"{name} gives a row in a batch other logits than alone (they differ by "
+            f"{apart:.1%}); give one prompt a call"
+        )
+    _packs[model] = can_attend(model) and _apart(model, packs=True) <= tolerance
+
+
+@torch.inference_mode()
+def _apart(model: PreTrainedModel, packs: bool) -> float:
+    """The largest distance between a row's logits in company and alone, over the largest logit."""
+    vocab = output_width(model)
+    texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
+    blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
+    ragged = RaggedModel(model, 3)
+    ragged.packs = packs
+    for slot, text in zip((2, 0), texts, strict=True):
+        ragged.storage.open(slot)
+        ragged.prefill(slot, text)
+    apart = 0.0
+    for keep in (0, 1):  # all logits, and the last alone
+        together = ragged.forward([2, 0], blocks, keep=keep)
+        for slot, text, block, row in zip((2, 0), texts, blocks, together, strict=True):
+            ragged.rollback(slot, len(block))
+            single = CachedModel(model)
+            single.forward(text)
+            alone = single.forward(block).logits[-len(row.logits) :]
+            distance = (row.logits - alone).abs().max() / alone.abs().max()
+            apart = max(apart, float(distance)) if distance == distance else math.inf
+    return apart
