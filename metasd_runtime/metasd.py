@@ -298,7 +298,9 @@ streamer, tokenizer
         trace, on_round
             As for `generate`; the rows' rounds are interleaved, told apart by their query.
         **settings
-            As for `generate`, for every prompt.
+            As for `generate`, for every prompt; ``draft_length``, ``draft_threshold``, ``policy``,
+            ``pool`` and ``speculate`` are of the whole call. ``shadow`` and ``draft_all``, of the
+            call or of the session, are refused: they are not done for rows together.
 
         Yields
         ------
@@ -391,7 +393,7 @@ streamer, tokenizer
             queries.append(query)
         return queries
 
-    def _header(self, router: Router, policy: str | Policy | None) -> TraceHeader:
+    def _header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
         name = self._policy_name if policy is None else str(policy)
-        meta = {"target": self.target.model.name_or_path, "scope": router.scope}
+        meta = {"target": self.target.model.name_or_path, "scope": router.scope, **more}
         return TraceHeader(router.arms, router.draft_length, name, router.reward_name, meta)
