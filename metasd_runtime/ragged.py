@@ -7,7 +7,6 @@ what it would compute alone.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,7 @@ from metasd_runtime.packed import Layout, can_attend, laid_out
 from metasd_runtime.row_storage import RowStorage
 from metasd_runtime.target import CachedModel, Forward
 
-__all__ = ["RaggedModel", "Row", "refuse_ragged"]
+__all__ = ["RaggedModel", "Row", "packs", "refuse_ragged"]
 
 _PREFILL_CHUNK = 512
 
@@ -71,8 +70,7 @@ class RaggedModel:
     Attributes
     ----------
     packs : bool
-        Blocks of different lengths stand side by side, without padding; known of models that
-        `refuse_ragged` has looked at.
+        Whether blocks of different lengths stand side by side, without padding.
     forwards : int
         Those that were made.
     """
@@ -88,7 +86,7 @@ class RaggedModel:
         self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
         self._masks = _Masks(model)
-        self.packs = _packs.get(model, False)
+        self.packs = packs(model)
         self.forwards = 0
 
     @property
@@ -246,61 +244,91 @@ class _Masks:
         return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
 
 
-# Models whose rows do not feel their neighbours, and whether their blocks can be packed.
-_packs: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
+_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
 
+@torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
 
-    Once for each model. Architectures that derive positions from a padding mask of their own
-    (ALiBi, some local attention) cannot be told each row's positions.
+    Once for each model.
+
+    Architectures that derive positions from a padding mask of their own (ALiBi, some local
+    attention) cannot be told each row's positions.
 
     Raises
     ------
     ConfigError
         With the architecture's name.
     """
-    if model in _packs:
+    if model in _fit:
         return
     name = type(model).__name__
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
-    tolerance = 1e-3 if exact else 6e-2
+    vocab = output_width(model)
+    texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
+    blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
+    ragged = RaggedModel(model, 3)
     try:
-        apart = _apart(model, packs=False)
+        for slot, text in zip((2, 0), texts, strict=True):
+            ragged.storage.open(slot)
+            ragged.prefill(slot, text)
+        together = ragged.forward([2, 0], blocks)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, checks.ConfigError):
             raise
         raise checks.ConfigError(
             f"{name} cannot decode a batch of different lengths ({error}); give one prompt a call"
         ) from error
-    if not apart <= tolerance:
-        raise checks.ConfigError(
-            f"{name} gives a row in a batch other logits than alone (they differ by "
-            f"{apart:.1%}); give one prompt a call"
-        )
-    _packs[model] = can_attend(model) and _apart(model, packs=True) <= tolerance
+    for text, block, row in zip(texts, blocks, together, strict=True):
+        single = CachedModel(model)
+        single.forward(text)
+        alone = single.forward(block).logits
+        tolerance = _tolerance(model)
+        apart = float((row.logits - alone).abs().max() / alone.abs().max())
+        if not apart <= tolerance:
+            raise checks.ConfigError(
+                f"{name} gives a row in a batch other logits than alone (they differ by "
+                f"{apart:.1%}); give one prompt a call"
+            )
+    _fit.add(model)
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    """How far rounding may move a logit, as a share of the largest."""
+    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    return 1e-3 if exact else 6e-2
+
+
+_packs: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
+
+
+def packs(model: PreTrainedModel) -> bool:
+    """Whether blocks of different lengths can go through a model side by side (`packed`).
+
+    Tried once for each model, on two rows that are computed padded as well.
+    """
+    if model not in _packs:
+        _packs[model] = False  # until it is known: the trial makes ragged models, too
+        try:
+            _packs[model] = can_attend(model) and _apart(model) <= _tolerance(model)
+        except Exception:  # whatever an architecture may stumble over: it is padded, then
+            return False
+    return _packs[model]
 
 
 @torch.inference_mode()
-def _apart(model: PreTrainedModel, packs: bool) -> float:
-    """The largest distance between a row's logits in company and alone, over the largest logit."""
-    vocab = output_width(model)
-    texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
-    blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
-    ragged = RaggedModel(model, 3)
-    ragged.packs = packs
-    for slot, text in zip((2, 0), texts, strict=True):
-        ragged.storage.open(slot)
-        ragged.prefill(slot, text)
-    apart = 0.0
-    for keep in (0, 1):  # all logits, and the last alone
-        together = ragged.forward([2, 0], blocks, keep=keep)
-        for slot, text, block, row in zip((2, 0), texts, blocks, together, strict=True):
-            ragged.rollback(slot, len(block))
-            single = CachedModel(model)
-            single.forward(text)
-            alone = single.forward(block).logits[-len(row.logits) :]
-            distance = (row.logits - alone).abs().max() / alone.abs().max()
-            apart = max(apart, float(distance)) if distance == distance else math.inf
-    return apart
+def _apart(model: PreTrainedModel) -> float:
+    """The largest distance between packed and padded logits, over the largest of them."""
+    blocks = [[1], [1, 0, 1]]
+    logits = []
+    for packed in (False, True):
+        ragged = RaggedModel(model, 2)
+        ragged.packs = packed
+        for slot, text in enumerate(([0, 1, 1, 0, 1], [1, 0])):
+            ragged.storage.open(slot)
+            ragged.prefill(slot, text)
+        whole = ragged.forward([0, 1], blocks)
+        last = ragged.forward([0, 1], blocks, keep=1)
+        logits.append(torch.cat([forward.logits for forward in (*whole, *last)]))
+    padded, packed_ = logits
+    return float((padded - packed_).abs().max() / padded.abs().max())

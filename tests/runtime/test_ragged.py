@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from metasd_bandits import ConfigError
-from metasd_runtime.ragged import RaggedModel, refuse_ragged
+from metasd_runtime.ragged import RaggedModel, packs, refuse_ragged
 from metasd_runtime.target import CachedModel
 
 _SMALL = {
@@ -55,12 +55,12 @@ def tiny(architecture: str, attention: str | None = None):
         return AutoModelForCausalLM.from_config(config).float().eval()
 
 
-def ragged_against_alone(model, texts, blocks, packs: bool) -> float:
+def ragged_against_alone(model, texts, blocks, packed: bool) -> float:
     """Largest distance between a row's logits in company and alone."""
     vocab = model.get_output_embeddings().weight.shape[0]
     texts = [[t % vocab for t in text] for text in texts]
     rows = RaggedModel(model, len(texts) + 1)
-    rows.packs = packs
+    rows.packs = packed
     slots = list(range(len(texts), 0, -1))  # slot names are not places
     for slot, text in zip(slots, texts, strict=True):
         rows.storage.open(slot)
@@ -92,15 +92,14 @@ def test_a_row_in_company_computes_what_it_computes_alone(architecture, attentio
         [[1], [2], [3]],
         [[4, 4], [9, 8, 7, 6, 5, 4, 3], [1, 1, 1]],
     ]
+    for packed in {False, packs(model)}:
+        assert ragged_against_alone(model, texts, blocks, packed) < 2e-4
     refuse_ragged(model)
-    for packs in {False, RaggedModel(model, 1).packs}:
-        assert ragged_against_alone(model, texts, blocks, packs) < 2e-4
 
 
 def test_packed_blocks_cost_no_padding():
     """Sixteen tokens in three rows: sixteen positions go through the layers, not twenty-seven."""
     model = tiny("llama")
-    refuse_ragged(model)
     rows, seen = RaggedModel(model, 3), []
     for slot in range(3):
         rows.storage.open(slot)
@@ -116,13 +115,11 @@ def test_packed_blocks_cost_no_padding():
 
 def test_a_model_whose_attention_is_its_own_is_padded():
     for model in (tiny("gemma2"), tiny("llama", "eager")):
-        refuse_ragged(model)
-        assert not RaggedModel(model, 2).packs
+        assert not packs(model)
 
 
 def test_a_packed_forward_that_breaks_leaves_the_model_as_it_was():
     model = tiny("llama")
-    refuse_ragged(model)
     rows = RaggedModel(model, 2)
     for slot in range(2):
         rows.storage.open(slot)
