@@ -116,18 +116,35 @@ def _contenders(
     loaded: LoadedModel, plain: MetaSD, meta: MetaSD, size: int, peers: _Peers | None
 ) -> dict[str, Contender]:
     contenders: dict[str, Contender] = {
-        "transformers": lambda rows, n: _theirs(loaded, rows, n),
-        "plain, our loop": lambda rows, n: _ours(plain, rows, n, "homogeneous"),
+        "transformers": functools.partial(_theirs, loaded),
+        "plain, our loop": functools.partial(_ours, plain),
         **{mode: functools.partial(_ours, meta, mode=mode) for mode in _MODES},
     }
     if size == 1:
-        contenders["one prompt, no batch"] = lambda rows, n: _single(meta, rows, n)
-        contenders["transformers assisted (lookup)"] = lambda rows, n: _theirs(
-            loaded, rows, n, prompt_lookup_num_tokens=5
-        )
+        contenders["one prompt, no batch"] = functools.partial(_single, meta)
+        contenders |= _assisted(loaded)
     if peers is not None:
         for name in bench_peers.CONTENDERS:
             contenders[name] = functools.partial(peers.run, name)
+    return contenders
+
+
+def _assisted(loaded: LoadedModel) -> dict[str, Contender]:
+    """One prompt, one drafter, blocks of 5: transformers' assisted generation and ours alike."""
+    layers = max(1, loaded.model.config.num_hidden_layers // 4)
+    theirs: dict[str, dict[str, Any]] = {
+        "prompt-lookup": {"prompt_lookup_num_tokens": 5},
+        f"early-exit:{layers}": {
+            "assistant_early_exit": layers,
+            "num_assistant_tokens": 5,
+            "num_assistant_tokens_schedule": "constant",
+        },
+    }
+    contenders: dict[str, Contender] = {}
+    for name, settings in theirs.items():
+        alone = MetaSD(loaded.model, loaded.tokenizer, drafters=[name], policy="fixed", reward="bd")
+        contenders[f"transformers, {name}"] = functools.partial(_theirs, loaded, **settings)
+        contenders[f"{name} alone"] = functools.partial(_single, alone)
     return contenders
 
 
