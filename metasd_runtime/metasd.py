@@ -114,6 +114,8 @@ class MetaSD(FrontDoor):
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
         self.shadow, self.draft_all = shadow, draft_all
+        if draft_all:
+            self.target.refuse_trees()
         chosen = policy_by_name(policy, tokenizer)
         self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
