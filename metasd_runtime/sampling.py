@@ -243,15 +243,18 @@ class Sampling:
             so fewer than k where there are no more.
         """
         children: list[tuple[int, Tensor]] = []
-        while len(children) < k and float(probs.sum()) > 0.0:
-            probs = probs / probs.sum()
+        while len(children) < k:
             place = len(self.drawn)
             u = uniform(self.seed, self.row, position, Purpose.DRAFT, self._block, place)
             token = draw(probs, u)
             children.append((token, probs))
             self.drawn.append((token, probs, parent))
-            probs = probs.clone()
-            probs[token] = 0.0
+            rest = probs.clone()
+            rest[token] = 0.0
+            total = rest.sum()
+            if float(total) <= 0.0:
+                break
+            probs = rest / total
         return children
 
 
