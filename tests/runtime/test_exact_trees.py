@@ -133,7 +133,7 @@ def test_one_tree(kind, widths):
     drafter = KINDS[kind]("d", table(2, vocab), widths)
     law = decode_law(target, [drafter], [0], n + 1, draft_length=n, rounds=1)
     assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
-    assert {len(text) for text in law} == set(range(1, n + 2))
+    assert max(map(len, law)) == n + 1
     assert deviation(continued(law, target, [0], n + 1), own_law(target, [0], n + 1)) < EXACT
 
 
