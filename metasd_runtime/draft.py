@@ -130,6 +130,10 @@ class Drafter(ABC):
         shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
+    def most_tokens(self, n: int) -> int:
+        """Most tokens of a draft n deep: n of a chain, more of a tree."""
+        return n
+
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""
         return

@@ -122,8 +122,10 @@ class MetaSD(FrontDoor):
         self._plain_step = 0.0
         self._queries = 0
         if compiled:
+            n = self.router.draft_length
+            blocks = {1 + drafter.most_tokens(n) for drafter in self.router.drafters}
             self.target.compiled = compile_forward(
-                self.target, (1, self.router.draft_length + 1), self.router.needs_features, log
+                self.target, sorted({1, 1 + n, *blocks}), self.router.needs_features, log
             )
 
     @classmethod

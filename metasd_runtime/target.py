@@ -155,14 +155,9 @@ class CachedModel:
         ConfigError
             For a tree that the model cannot read.
         """
-        if (
-            parents is None
-            and keep == 0
-            and self.compiled
-            and self.compiled.serves(self, len(tokens), features)
-        ):
+        if keep == 0 and self.compiled and self.compiled.serves(self, len(tokens), features):
             self.forwards += 1
-            return self.compiled(self, tokens, features)
+            return self.compiled(self, tokens, features, parents)
         tree = {} if parents is None else self._tree(Block(self.length, parents))
         ids = torch.tensor([tokens], device=self.device)
         output = self.model(

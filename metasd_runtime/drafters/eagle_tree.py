@@ -72,6 +72,10 @@ class TreeShape(ABC):
     def expanded(self, nodes: Sequence[Node], new: Sequence[int]) -> list[int]:
         """Those of the newest depth's nodes that have children, by their places, in order."""
 
+    @abstractmethod
+    def most_nodes(self, depth: int) -> int:
+        """Most nodes that are verified, of a tree no deeper than this."""
+
     def kept(self, nodes: Sequence[Node]) -> list[int]:
         """The places of the nodes that are verified, in order."""
         return list(range(len(nodes)))
@@ -104,6 +108,9 @@ class StaticTree(TreeShape):
     def children(self, ranks: tuple[int, ...]) -> int:
         return self.counts[ranks]
 
+    def most_nodes(self, depth: int) -> int:
+        return sum(k for ranks, k in self.counts.items() if len(ranks) < depth)
+
     def expanded(self, nodes: Sequence[Node], new: Sequence[int]) -> list[int]:
         return [node for node in new if nodes[node].ranks in self.counts]
 
@@ -131,6 +138,9 @@ class DynamicTree(TreeShape):
 
     def children(self, ranks: tuple[int, ...]) -> int:
         return self.breadth
+
+    def most_nodes(self, depth: int) -> int:
+        return self.nodes
 
     def expanded(self, nodes: Sequence[Node], new: Sequence[int]) -> list[int]:
         return sorted(_surest(nodes, new)[: self.breadth])
@@ -189,6 +199,9 @@ class EagleTree(Eagle):
         super().__init__(shape, weights, vocabulary, target, f"{name}:{tree.name}", head)
         target.refuse_trees()
         self.tree = tree
+
+    def most_tokens(self, n: int) -> int:
+        return self.tree.most_nodes(n)
 
     def _room(self, n: int) -> int:
         return self.tree.breadth * n
