@@ -161,6 +161,7 @@ class Batch:
         forwards = self.model.forward(
             [row.slot for row in rows],
             [[row.query.tokens[-1], *selected[row.slot].draft.tokens] for row in rows],
+            parents=[selected[row.slot].draft.parents for row in rows],
             features=self._lead.needs_features,
         )
         verified = [
@@ -187,7 +188,7 @@ class Batch:
     ) -> RowRound:
         """Commit one row's round, and let the policy and the row's drafters learn of it."""
         query, router = row.query, row.router
-        decision, draft, _ = selected
+        decision, draft = selected.decision, selected.draft
         cache = Row(self.model, row.slot)
         emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
         if query.kept is not None:
@@ -198,7 +199,7 @@ class Batch:
         row.rounds += 1
         if decision is not self._without:
             router.update(round_)
-        features = None if forward.features is None else forward.features[: len(emitted)]
+        features = forward.features_at(verdict.rows[: len(emitted)])
         router.commit(query.tokens, features)
         if query.on_round is not None:
             query.on_round(round_)
@@ -245,10 +246,11 @@ class Batch:
 
 def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor, Verdict]:
     query, draft = row.query, selected.draft
-    scores = query.sampling.scores(forward.logits, query.tokens, draft.tokens)
+    scores = query.sampling.scores(forward.logits, query.tokens, draft.before)
+    verdict = verify(draft, scores, len(query.tokens), query.sampling)
     if query.kept is not None:
-        query.kept.see(forward.logits, scores)
-    return scores, verify(draft, scores, len(query.tokens), query.sampling)
+        query.kept.see(forward.logits, scores, verdict.rows)
+    return scores, verdict
 
 
 _measured: weakref.WeakKeyDictionary[object, dict[int, float]] = weakref.WeakKeyDictionary()

@@ -6,18 +6,18 @@ own mask, so that what a row computes is what it would compute alone.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from metasd_bandits import checks
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
+from metasd_runtime.masks import Masks, refuse_other_logits
 from metasd_runtime.row_storage import RowStorage
-from metasd_runtime.target import CachedModel, Forward
+from metasd_runtime.target import CachedModel, Forward, refuse_trees
+from metasd_runtime.tree import Block, moves
 
 __all__ = ["RaggedModel", "Row", "refuse_ragged"]
 
@@ -30,9 +30,9 @@ class Row(NamedTuple):
     model: RaggedModel
     slot: int
 
-    def rollback(self, n: int) -> None:
-        """Forget the row's last n tokens, O(1)."""
-        self.model.rollback(self.slot, n)
+    def keep(self, n: int, places: Sequence[int]) -> None:
+        """Of the row's last n tokens keep those at `places`, ascending, and forget the others."""
+        self.model.keep(self.slot, n, places)
 
 
 class RaggedModel:
@@ -58,7 +58,7 @@ class RaggedModel:
         self.storage = RowStorage(n_layers, n_slots) if storage is None else storage
         self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
-        self._masks = _Masks(model)
+        self._masks = Masks(model)
         self.forwards = 0
 
     @property
@@ -78,11 +78,23 @@ class RaggedModel:
         self.storage.lengths[slot] -= n
 
     @torch.inference_mode()
+    def keep(self, slot: int, n: int, places: Sequence[int]) -> None:
+        """Of a row's last n tokens keep those at `places`, ascending, and forget the others."""
+        start = self.lengths[slot] - n
+        to, source = moves(places)
+        if source:
+            positions = torch.tensor(source, device=self.model.device) + start
+            for layer in self.storage.layers:
+                layer.gather(self.storage.place(slot), positions, start + to)
+        self.rollback(slot, n - len(places))
+
+    @torch.inference_mode()
     def forward(
         self,
         slots: Sequence[int],
         blocks: Sequence[Sequence[int]],
         *,
+        parents: Sequence[Sequence[int] | None] | None = None,
         keep: int = 0,
         features: Sequence[int] = (),
     ) -> list[Forward]:
@@ -96,6 +108,9 @@ class RaggedModel:
             Distinct open slots.
         blocks : sequence of token sequences
             One for each slot, of any lengths of at least 1.
+        parents : sequence, optional
+            For each slot whose block is a token and a tree behind it, the tree's, as in
+            `CachedModel.forward`; None for the others.
 
         Returns
         -------
@@ -105,11 +120,18 @@ class RaggedModel:
         storage = self.storage
         order = sorted(range(len(slots)), key=lambda i: storage.place(slots[i]))
         inner = [slots[i] for i in order]
-        ids, positions, end = self._aim(inner, [blocks[i] for i in order])
+        trees = {
+            row: Block(storage.lengths[slots[i]], parents[i] or [])
+            for row, i in enumerate(order)
+            if parents is not None and parents[i] is not None
+        }
+        if trees:
+            refuse_trees(self.model)
+        ids, positions, end = self._aim(inner, [blocks[i] for i in order], trees)
         output = self.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=self._masks(positions, end),
+            attention_mask=self._masks(positions, end, trees),
             use_cache=True,
             logits_to_keep=keep,
             output_hidden_states=bool(features),
@@ -129,7 +151,10 @@ class RaggedModel:
         return [results[i] for i in range(len(slots))]
 
     def _aim(
-        self, slots: Sequence[int], blocks: Sequence[Sequence[int]]
+        self,
+        slots: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        trees: Mapping[int, Block],
     ) -> tuple[Tensor, Tensor, int]:
         """The padded block and its positions; the storage is told where it will be written.
 
@@ -139,10 +164,11 @@ class RaggedModel:
         width = max(len(block) for block in blocks)
         lengths = [self.storage.lengths[slot] for slot in slots]
         ids, positions, written = [], [], []
-        for start, block in zip(lengths, blocks, strict=True):
+        for row, (start, block) in enumerate(zip(lengths, blocks, strict=True)):
             n, padding = len(block), width - len(block)
             ids.append([0] * padding + list(block))
-            positions.append([start] * padding + list(range(start, start + n)))
+            standing = trees[row].positions if row in trees else range(start, start + n)
+            positions.append([start] * padding + list(standing))
             written.append([*range(start + n, start + width), *range(start, start + n)])
         device = self.model.device
         packed = torch.tensor([ids, positions, written]).to(device)
@@ -165,94 +191,33 @@ class RaggedModel:
         return torch.cat(kept) if kept else None
 
 
-class _Masks:
-    """Which keys each query may see: a mask, or one for each kind of layer the model has."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        text = model.config.get_text_config(decoder=True)
-        name = type(model).__name__
-        attention = text._attn_implementation
-        if attention not in ("sdpa", "eager"):
-            raise checks.ConfigError(
-                f"{name} attends through {attention!r}, which takes no mask of our own, and a "
-                "batch needs one; load it with attn_implementation='sdpa'"
-            )
-        if getattr(text, "attention_types", None) is not None:  # GPT-Neo
-            raise checks.ConfigError(
-                f"{name} keeps local attention masks of its own, which no row of a batch can "
-                "shift; give one prompt a call"
-            )
-        self.additive = attention == "eager"
-        self.dtype = model.dtype
-        self.window = getattr(text, "sliding_window", None)
-        self.chunk = getattr(text, "attention_chunk_size", None)
-        self.kinds = set(getattr(text, "layer_types", None) or ())
-        if not self.kinds:  # one kind for all layers, as Mistral has it
-            slides = self.window is not None and getattr(text, "use_sliding_window", True)
-            self.kinds = {"sliding_attention" if slides else "full_attention"}
-
-    def __call__(self, positions: Tensor, end: int) -> Tensor | dict[str, Tensor]:
-        query = positions[:, None, :, None]
-        key = torch.arange(end, device=positions.device)
-        masks = {kind: self._mask(kind, query, key) for kind in self.kinds}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _mask(self, kind: str, query: Tensor, key: Tensor) -> Tensor:
-        seen = key <= query
-        if kind == "sliding_attention" and self.window is not None:
-            seen &= key > query - self.window
-        elif kind == "chunked_attention" and self.chunk is not None:
-            seen &= key // self.chunk == query // self.chunk
-        if not self.additive:
-            return seen
-        hidden = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
-
-
-_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
-
-
 @torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
-
-    Once for each model.
-
-    Architectures that derive positions from a padding mask of their own (ALiBi, some local
-    attention) cannot be told each row's positions.
 
     Raises
     ------
     ConfigError
         With the architecture's name.
     """
-    if model in _fit:
-        return
-    name = type(model).__name__
     vocab = output_width(model)
     texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
     blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
-    ragged = RaggedModel(model, 3)
-    try:
+
+    def together() -> list[Tensor]:
+        ragged = RaggedModel(model, 3)
         for slot, text in zip((2, 0), texts, strict=True):
             ragged.storage.open(slot)
             ragged.prefill(slot, text)
-        together = ragged.forward([2, 0], blocks)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, checks.ConfigError):
-            raise
-        raise checks.ConfigError(
-            f"{name} cannot decode a batch of different lengths ({error}); give one prompt a call"
-        ) from error
-    for text, block, row in zip(texts, blocks, together, strict=True):
-        single = CachedModel(model)
-        single.forward(text)
-        alone = single.forward(block).logits
-        tolerance = 1e-3 if model.dtype == torch.float32 else 6e-2
-        apart = float((row.logits - alone).abs().max() / alone.abs().max())
-        if not apart <= tolerance:
-            raise checks.ConfigError(
-                f"{name} gives a row in a batch other logits than alone (they differ by "
-                f"{apart:.1%}); give one prompt a call"
-            )
-    _fit.add(model)
+        return [forward.logits for forward in ragged.forward([2, 0], blocks)]
+
+    def alone() -> list[Tensor]:
+        logits = []
+        for text, block in zip(texts, blocks, strict=True):
+            single = CachedModel(model)
+            single.forward(text)
+            logits.append(single.forward(block).logits)
+        return logits
+
+    what = "decode a batch of different lengths"
+    refuse_other_logits(model, what, "give one prompt a call", together, alone)
