@@ -27,7 +27,7 @@ __all__ = ["BETA", "GAUSSIAN", "best_arm_probabilities"]
 
 BETA, GAUSSIAN = 0.0, 1.0
 _DEPTH = 40.0
-_PARTS = 8  # panels on each side of a peak, at least
+_PARTS = 4  # panels on each side of a peak, at least
 _NODES = 16
 _MOST = 64  # cuts on one side of a peak, at most
 
@@ -43,7 +43,7 @@ def _up_to_nodes(nodes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 _AT, _WEIGHT = legendre.leggauss(_NODES)
-_UP_TO = _up_to_nodes(_AT)
+_UP_TO = np.ascontiguousarray(_up_to_nodes(_AT).T)
 
 
 @njit
@@ -53,6 +53,14 @@ def _log_density(model, first, second, y):
         z = (y - first) / second
         return -0.5 * z * z
     return -first * _log1p_exp(-y) - second * _log1p_exp(y)
+
+
+@njit
+def _log_mass(model, first, second):
+    """The logarithm of the whole integral of that density."""
+    if model == GAUSSIAN:
+        return math.log(second) + 0.5 * math.log(2.0 * math.pi)
+    return math.lgamma(first) + math.lgamma(second) - math.lgamma(first + second)
 
 
 @njit
@@ -101,7 +109,7 @@ def best_arm_probabilities(model, first, second, available, out):
     `first` and `second` hold a and b of each Beta, or mean and deviation of each Gaussian.
     """
     K = first.size
-    low, high, peak = np.full(K, math.inf), np.full(K, -math.inf), np.zeros(K)
+    low, high, log_mass = np.full(K, math.inf), np.full(K, -math.inf), np.zeros(K)
     cuts, n = np.empty(K * (2 * _MOST + 1)), 0
     for i in range(K):
         if available[i] == 0.0:
@@ -110,55 +118,70 @@ def best_arm_probabilities(model, first, second, available, out):
         mode, width = a, b
         if model == BETA:
             mode, width = math.log(a / b), math.sqrt(1.0 / a + 1.0 / b)
-        peak[i] = _log_density(model, a, b, mode)
+        log_mass[i] = _log_mass(model, a, b)
         low[i] = _edge(model, a, b, mode, -width)
         high[i] = _edge(model, a, b, mode, width)
         cuts[n] = mode
         n = _cut(model, mode, low[i], cuts, n + 1)
         n = _cut(model, mode, high[i], cuts, n)
-    _integrate(model, first, second, low, high, peak, np.sort(cuts[:n]), out)
+    _integrate(model, first, second, low, high, log_mass, np.sort(cuts[:n]), out)
 
 
 @counted()
-def _integrate(model, first, second, low, high, peak, cuts, out):
-    """Two sweeps over the panels: each arm's whole mass, then the products."""
+def _integrate(model, first, second, low, high, log_mass, cuts, out):
+    """Sweep over the panels with every arm's density and its integral so far.
+
+    Each arm enters every product once, by its density or by its integral, so a constant factor of
+    an arm is common to all results and cancels: `log_mass` need not be exact, only keep products
+    of many arms in range.
+    """
     K = first.size
-    f, F = np.zeros((K, _NODES)), np.zeros((K, _NODES))
-    mass = np.ones(K)
+    f, F, logs = np.zeros((K, _NODES)), np.zeros((K, _NODES)), np.zeros((2, _NODES))
+    found = np.zeros(K)
     out[:] = 0.0
-    for sweep in range(2):
-        found = np.zeros(K)
-        for k in range(cuts.size - 1):
-            middle, half = 0.5 * (cuts[k] + cuts[k + 1]), 0.5 * (cuts[k + 1] - cuts[k])
-            if half <= 0.0:
-                continue
-            for i in range(K):
-                f[i], F[i] = 0.0, found[i] if low[i] <= high[i] else 1.0
-                if low[i] < middle < high[i]:
-                    _sample(model, first[i], second[i], peak[i], middle, half, f[i])
-                    f[i] /= mass[i]
-                    found[i] += _gather(f[i], F[i])
-            if sweep == 1:
-                _add_products(f, F, out)
-        mass = found
+    for k in range(cuts.size - 1):
+        middle, half = 0.5 * (cuts[k] + cuts[k + 1]), 0.5 * (cuts[k + 1] - cuts[k])
+        if half <= 0.0:
+            continue
+        if model == BETA:
+            _take_logs(middle, half, logs)
+        for i in range(K):
+            f[i], F[i] = 0.0, found[i] if low[i] <= high[i] else 1.0
+            if low[i] < middle < high[i]:
+                _sample(model, first[i], second[i], log_mass[i], middle, half, logs, f[i])
+                found[i] += _gather(f[i], F[i])
+        _add_products(f, F, out)
     out /= out.sum()
 
 
 @njit
-def _sample(model, a, b, peak, middle, half, f):
+def _take_logs(middle, half, logs):
+    """ln(1 + e^-y) and ln(1 + e^y) at a panel's nodes, which all Beta arms share."""
     for m in range(_NODES):
         y = middle + half * _AT[m]
-        f[m] = half * math.exp(_log_density(model, a, b, y) - peak)
+        small = math.log1p(math.exp(-abs(y)))
+        logs[0, m], logs[1, m] = small + max(-y, 0.0), small + max(y, 0.0)
+
+
+@njit
+def _sample(model, a, b, log_mass, middle, half, logs, f):
+    """An arm's density at a panel's nodes, times the panel's half width."""
+    for m in range(_NODES):
+        if model == BETA:
+            value = -a * logs[0, m] - b * logs[1, m]
+        else:
+            value = _log_density(model, a, b, middle + half * _AT[m])
+        f[m] = half * math.exp(value - log_mass)
 
 
 @njit
 def _gather(f, F):
     """Add to F the integral of f up to each node; return the whole panel's."""
     whole = 0.0
-    for m in range(_NODES):
-        whole += _WEIGHT[m] * f[m]
-        for j in range(_NODES):
-            F[m] += _UP_TO[m, j] * f[j]
+    for j in range(_NODES):
+        whole += _WEIGHT[j] * f[j]
+        for m in range(_NODES):
+            F[m] += _UP_TO[j, m] * f[j]
     return whole
 
 

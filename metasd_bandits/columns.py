@@ -53,6 +53,7 @@ SCALARS: dict[str, type[np.generic]] = {
     "switch_seconds": np.float64,
     "owed": np.int64,
     "step": np.float64,
+    "depth": np.int64,
 }
 PER_ARM: dict[str, type[np.generic]] = {
     "rewards": np.float64,

@@ -23,15 +23,17 @@ class Round:
     arm : int
         The drafter that was used, an index into the trace header's ``arms``.
     drafted : int
-        Tokens drafted, 0..N.
+        Tokens drafted: 0..N of a chain, every node of a draft tree.
     accepted : int
         Drafted tokens that verification accepted, 0..drafted.
     emitted : int
         Tokens that reached the output: accepted + 1, less what a stop cut off.
     block_efficiency : float
-        ``accepted / drafted``, in [0, 1]; 0 where nothing was drafted.
+        Accepted over the draft's depth (of a chain, over ``drafted``), in [0, 1]; 0 where nothing
+        was drafted.
     block_divergence : float
         Mean of 1 - TV(p_j, q_j) over the drafted positions, in [0, 1]; 0 where nothing was drafted.
+        Of a tree, the mean chance over its depths that a sibling on the path is accepted.
     reward : float
         What the policy was given, in [0, 1].
     propensity : float
@@ -51,6 +53,9 @@ class Round:
         Tokens every arm would have emitted in this round; 0 for an arm that could not serve.
     steps : tuple of float, shape (K,), optional
         What the round would have cost with every arm, in plain target steps.
+    depth : int
+        Positions drafted, where the draft was a tree: its longest path. 0 for a chain, whose depth
+        is ``drafted``.
     """
 
     query: str
@@ -71,6 +76,12 @@ class Round:
     rewards: tuple[float, ...] | None = None
     tokens: tuple[int, ...] | None = None
     steps: tuple[float, ...] | None = None
+    depth: int = 0
+
+    @property
+    def positions(self) -> int:
+        """Positions of the text that were drafted: the draft's depth."""
+        return self.depth or self.drafted
 
     @property
     def seconds(self) -> float:

@@ -161,6 +161,7 @@ class SyntheticReader(Reader):
             "switch_seconds": zero,
             "owed": np.zeros(n, dtype=np.int64),
             "step": steps[arm],
+            "depth": np.zeros(n, dtype=np.int64),
         }
         if law.full:
             everywhere = np.ones(n, dtype=bool)

@@ -43,7 +43,7 @@ _FIELDS = [f.name for f in dataclasses.fields(Round)]
 _REQUIRED = [f.name for f in dataclasses.fields(Round) if f.default is dataclasses.MISSING]
 _NAN_FIELDS = ("propensity", "step")
 _PER_ARM = {"rewards": float, "tokens": int, "steps": float}
-_COUNTS = ("index", "drafted", "accepted", "emitted", "owed")
+_COUNTS = ("index", "drafted", "accepted", "emitted", "owed", "depth")
 _NUMBERS = ("block_efficiency", "block_divergence", "reward", "propensity", "step")
 
 

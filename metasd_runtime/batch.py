@@ -161,7 +161,10 @@ class Batch:
         begin = time.perf_counter()
         blocks = [[row.query.tokens[-1], *selected[row.slot].draft.tokens] for row in rows]
         forwards = self.model.forward(
-            [row.slot for row in rows], blocks, features=self._lead.needs_features
+            [row.slot for row in rows],
+            blocks,
+            parents=[selected[row.slot].draft.parents for row in rows],
+            features=self._lead.needs_features,
         )
         verified = [
             _verify(row, selected[row.slot], f) for row, f in zip(rows, forwards, strict=True)
@@ -172,8 +175,8 @@ class Batch:
             timing = Timing(selected[row.slot].seconds, share * seconds, plain)
             ended.append(self._commit(row, selected[row.slot], scores, verdict, timing))
         self._learn([e for e in ended if selected[e.row.slot].decision is not self._without])
-        for (row, round_, emitted), forward in zip(ended, forwards, strict=True):
-            features = None if forward.features is None else forward.features[: len(emitted)]
+        for (row, round_, emitted), f, (_, verdict) in zip(ended, forwards, verified, strict=True):
+            features = f.features_at(verdict.rows[: len(emitted)])
             row.router.commit(row.query.tokens, features)
             if row.query.on_round is not None:
                 row.query.on_round(round_)
@@ -192,7 +195,7 @@ class Batch:
         self, row: BatchRow, selected: Selected, scores: Tensor, verdict: Verdict, timing: Timing
     ) -> RowRound:
         """Commit one row's tokens, and make the record of its round."""
-        query, (decision, draft, _) = row.query, selected
+        query, decision, draft = row.query, selected.decision, selected.draft
         cache = Row(self.model, row.slot)
         emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
         query.kept.keep(emitted)
@@ -264,9 +267,10 @@ class Batch:
 
 def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor, Verdict]:
     query, draft = row.query, selected.draft
-    scores = query.sampling.scores(forward.logits, query.tokens, draft.tokens)
-    query.kept.see(forward.logits, scores)
-    return scores, verify(draft, scores, len(query.tokens), query.sampling)
+    scores = query.sampling.scores(forward.logits, query.tokens, draft.before)
+    verdict = verify(draft, scores, len(query.tokens), query.sampling)
+    query.kept.see(forward.logits, scores, verdict.rows)
+    return scores, verdict
 
 
 _measured: weakref.WeakKeyDictionary[object, dict[int, float]] = weakref.WeakKeyDictionary()

@@ -85,7 +85,7 @@ def main(
     )
     plain = MetaSD(meta.target.model, meta.tokenizer, drafters=["none"])
     plain.target.compiled = meta.target.compiled
-    chosen = own_prompts() if prompts is None else _first_of_each(read_prompts(prompts), per_task)
+    chosen = own_prompts() if prompts is None else first_of_each(read_prompts(prompts), per_task)
     contenders: dict[str, Callable[[list[int]], tuple[int, float, Statistics | None]]] = {
         "plain, our loop": lambda ids: _ours(plain, ids, max_new_tokens),
         "MetaSD": lambda ids: _ours(meta, ids, max_new_tokens),
@@ -108,7 +108,7 @@ def main(
     console.print(_bandit_latency(5, policy))
 
 
-def _first_of_each(prompts: list[Prompt], n: int) -> list[Prompt]:
+def first_of_each(prompts: list[Prompt], n: int) -> list[Prompt]:
     kept: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         kept.setdefault(prompt.task, []).append(prompt)

@@ -48,6 +48,10 @@ def generate(
     pool: Annotated[
         str | None, typer.Option(help="a trained pool: its folder, or a target's name; joins in")
     ] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="the pool drafts trees: static, or dynamic; else chains")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="most nodes of a dynamic tree (25)")] = None,
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
     draft_length: Annotated[
         str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")
@@ -89,7 +93,7 @@ def generate(
         dtype=dtype,
         device=device,
         drafters=[
-            *([] if pool is None else [f"pool:{pool}"]),
+            *_pool(pool, tree, nodes),
             *[name.strip() for name in drafters.split(",") if name.strip()],
         ],
         policy=policy,
@@ -146,6 +150,17 @@ def demo(
     from metasd_runtime.demo import run
 
     run(out, max_new_tokens, dtype, device)
+
+
+def _pool(pool: str | None, tree: str | None, nodes: int | None) -> list[str]:
+    """The trained pool as it is spelled among the drafters."""
+    options = {"tree": tree, "nodes": nodes}
+    given = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    if pool is None:
+        if given:
+            raise ConfigError(f"{given} says how a trained pool drafts; add --pool NAME")
+        return []
+    return [f"pool:{pool}?{given}"]
 
 
 def _lengths(text: str) -> int | list[int]:

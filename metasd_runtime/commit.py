@@ -33,16 +33,16 @@ def commit(
 ) -> Committed:
     """Append the round's tokens to `tokens`, one by one, and bring the target's cache in line.
 
-    Afterwards the cache holds every token but the last, as between all rounds.
+    Afterwards the cache holds every token but the last, as between all rounds: of a tree the path
+    that stands.
     """
-    block = len(draft.tokens) + 1
     before = len(tokens)
     finish = None
-    for token in [*draft.tokens[: verdict.accepted], verdict.token]:
+    for token in [*(draft.tokens[node] for node in verdict.path), verdict.token]:
         tokens.append(token)
         finish = stopping.after(tokens)
         if finish is not None:
             break
     emitted = tokens[before:]
-    target.rollback(block - len(emitted))
+    target.keep(len(draft.tokens) + 1, verdict.rows[: len(emitted)])
     return Committed(emitted, finish)

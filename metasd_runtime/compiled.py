@@ -2,7 +2,8 @@
 
 A graph takes a block of exactly n tokens over storage of any capacity, so one is compiled for
 each size that decoding needs (one token, and a draft with the token before it); a shorter block
-is filled up, and what was filled in is masked and forgotten. Prompts are read eagerly.
+is filled up, and what was filled in is masked and forgotten. A draft tree differs from a chain in
+its mask and positions alone, which a graph is given. Prompts are read eagerly.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.export import Dim
 from metasd_bandits.cache import cache_dir
 from metasd_runtime.hf import SlotLayer, cache_argument, cache_of, full_attention
 from metasd_runtime.target import CachedModel, Forward
+from metasd_runtime.tree import Block, ancestry
 
 __all__ = ["CompiledForward", "compile_forward"]
 
@@ -57,7 +59,11 @@ class CompiledForward:
 
     @torch.inference_mode()
     def __call__(
-        self, cached: CachedModel, tokens: Sequence[int], features: Sequence[int]
+        self,
+        cached: CachedModel,
+        tokens: Sequence[int],
+        features: Sequence[int],
+        parents: Sequence[int] | None = None,
     ) -> Forward:
         """Extend the cache by `tokens`; the logits behind each of them."""
         n, begin = len(tokens), cached.length
@@ -67,7 +73,7 @@ class CompiledForward:
         for layer in cached.layers:
             layer.reserve(room)
         block = [*tokens, *[tokens[-1]] * (size - n)]
-        logits, *states = self.graphs[size](*_arguments(cached, block, begin))
+        logits, *states = self.graphs[size](*_arguments(cached, block, begin, parents))
         for layer in cached.layers:
             layer.length = begin + n
         return Forward(logits[:n], states[0][:n] if features else None)
@@ -153,18 +159,30 @@ class _Block(nn.Module):
         return logits, torch.cat([output.hidden_states[layer][0] for layer in self.features], -1)
 
 
-def _arguments(cached: CachedModel, block: Sequence[int], begin: int) -> tuple[Any, ...]:
-    """What a graph takes for a block that begins behind `begin` tokens."""
+def _arguments(
+    cached: CachedModel,
+    block: Sequence[int],
+    begin: int,
+    parents: Sequence[int] | None = None,
+) -> tuple[Any, ...]:
+    """What a graph takes for a block (of a tree, with `parents`) that begins behind `begin` tokens.
+
+    Fillers follow each other behind the last token.
+    """
     keys = [layer.keys for layer in cached.layers]
     values = [layer.values for layer in cached.layers]
     first = keys[0]
     assert first is not None
-    slots = torch.arange(begin, begin + len(block), device=first.device)
-    ahead = torch.arange(first.shape[2], device=first.device) > slots[:, None]
-    mask = torch.zeros(ahead.shape, dtype=first.dtype, device=first.device)
-    mask.masked_fill_(ahead, torch.finfo(first.dtype).min)
+    slots = positions = torch.arange(begin, begin + len(block), device=first.device)
+    hidden = torch.arange(first.shape[2], device=first.device) > slots[:, None]
+    if parents is not None:
+        tree = Block(begin, [*parents, *range(len(parents) - 1, len(block) - 2)])
+        positions = slots.new_tensor(tree.positions)
+        hidden[:, slots] = ~ancestry(tree.parents).to(first.device)
+    mask = torch.zeros(hidden.shape, dtype=first.dtype, device=first.device)
+    mask.masked_fill_(hidden, torch.finfo(first.dtype).min)
     last = (cached.max_length or begin + len(block)) - 1  # fillers may stand behind the context
-    positions = slots.clamp(max=last)[None]
+    positions = positions.clamp(max=last)[None]
     ids = torch.tensor([block], device=first.device)
     return ids, slots, positions, mask[None, None], keys, values
 

@@ -1,9 +1,10 @@
 """The loop: one query decoded round by round, as in the paper's algorithm.
 
 A round takes the text's last token and a draft behind it. (1) The policy selects a drafter and
-it drafts n tokens; (2) one target forward over those n + 1 tokens verifies them, and the accepted
-ones plus the target's own next token are committed; (3) what the round was worth updates the
-policy. Between rounds the target's cache holds every token but the last.
+it drafts n tokens, or a tree n deep; (2) one target forward over the last token and the draft
+verifies it, and the accepted path plus the target's own next token are committed; (3) what the
+round was worth updates the policy. Between rounds the target's cache holds every token but the
+last.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import count
 
 from metasd_bandits import Round
 from metasd_runtime.commit import commit
+from metasd_runtime.draft_all import draft_all
 from metasd_runtime.reward import Timing, score
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
@@ -52,7 +54,7 @@ class Query:
     shadow : bool
         Let every other arm draft as well, to learn what each would have earned.
     draft_all : bool
-        Decode with `metasd_runtime.draft_all.decode_all` instead.
+        No bandit: every arm drafts in every round (`metasd_runtime.draft_all`).
     """
 
     name: str
@@ -87,27 +89,31 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
     """
     tokens, sampling, stopping = query.tokens, query.sampling, query.stopping
     prefill(query, target, router)
+    select = draft_all if query.draft_all else select_and_draft
     for index in count():
         n = min(router.draft_length, stopping.room(len(tokens)) - 1)
-        decision, draft, draft_seconds = select_and_draft(
-            router, tokens, n, sampling, target.vocab_size
-        )
-        others = shadow_rounds(query, target, router, decision.arm, n) if query.shadow else {}
+        selected = select(router, tokens, n, sampling, target.vocab_size)
+        draft, arm = selected.draft, selected.decision.arm
+        others = shadow_rounds(query, target, router, arm, n) if query.shadow else {}
         begin = time.perf_counter()
-        forward = target.forward([tokens[-1], *draft.tokens], features=router.needs_features)
-        scores = sampling.scores(forward.logits, tokens, draft.tokens)
-        query.kept.see(forward.logits, scores)
+        forward = target.forward(
+            [tokens[-1], *draft.tokens], parents=draft.parents, features=router.needs_features
+        )
+        scores = sampling.scores(forward.logits, tokens, draft.before)
         verdict = verify(draft, scores, len(tokens), sampling)
-        timing = Timing(draft_seconds, time.perf_counter() - begin, query.plain_step)
+        timing = Timing(selected.seconds, time.perf_counter() - begin, query.plain_step)
+        query.kept.see(forward.logits, scores, verdict.rows)
         emitted, query.finish = commit(tokens, draft, verdict, target, stopping)
         query.kept.keep(emitted)
-        features = None if forward.features is None else forward.features[: len(emitted)]
+        features = forward.features_at(verdict.rows[: len(emitted)])
+        decision = selected.credited(verdict.path)
         round_ = score(
             router, decision, query.name, index, draft, scores, verdict, len(emitted), timing
         )
         if query.shadow:
             round_ = with_every_arm(round_, others, router)
-        router.update(round_)
+        if not query.draft_all:
+            router.update(round_)
         router.commit(tokens, features)
         if query.on_round is not None:
             query.on_round(round_)

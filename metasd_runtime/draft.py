@@ -1,4 +1,8 @@
-"""Drafting: what a drafter is, what a draft holds, and what makes one unusable."""
+"""Drafting: what a drafter is, what a draft holds, and what makes one unusable.
+
+A draft is a chain of tokens, each behind the one before, or a tree of them, of which verification
+follows one path.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from metasd_runtime.sampling import Sampling
+from metasd_runtime.tree import depths
 
 __all__ = [
     "Draft",
@@ -30,26 +35,67 @@ class DrafterUnavailableError(RuntimeError):
 
 @dataclass
 class Draft:
-    """A draft block.
+    """A draft: a block of tokens, or a tree of them.
 
     Attributes
     ----------
     tokens : list of int
-        At most as many as were asked for; empty means "no draft this round".
+        No more behind one another than were asked for; empty means "no draft this round".
     probs : (n, vocabulary) tensor, optional
-        Row j is the distribution token j was *really* drawn from, after temperature and filters.
+        Row j is the distribution token j was *really* drawn from, after temperature and filters,
+        given all tokens before it in the list (of siblings drawn without replacement, the later
+        rows lack the earlier tokens).
         Under greedy decoding, where nothing is drawn, it is the drafter's own soft distribution.
         None: the drafter is deterministic, its distribution one-hot.
     owed : int
         Tokens the drafter had to catch up on before it could draft.
     switch_seconds : float
         Time spent on catching up.
+    parents : list of int, optional
+        Of a tree: for each token (a *node*) the place of its parent, which comes before it, or
+        -1 right behind the text. Siblings are tried in their order. A chain, ``[-1, 0, 1, ...]``,
+        is kept as None.
     """
 
     tokens: list[int] = field(default_factory=list)
     probs: Tensor | None = None
     owed: int = 0
     switch_seconds: float = 0.0
+    parents: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.parents is not None and self.parents == list(range(-1, len(self.tokens) - 1)):
+            self.parents = None
+
+    @property
+    def lineage(self) -> Sequence[int]:
+        """Each node's parent, a chain's as well."""
+        return range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path: the most that can be accepted."""
+        return max(depths(self.lineage)) if self.parents else len(self.tokens)
+
+    def children(self, nodes: Sequence[int]) -> list[int]:
+        """The nodes right behind any of `nodes` (-1 is the text's end), in the order of trial."""
+        return [node for node, parent in enumerate(self.lineage) if parent in nodes]
+
+    def same(self, node: int, siblings: Sequence[int]) -> list[int]:
+        """Those of `siblings` that hold the node's token, and so continue the same text."""
+        return [other for other in siblings if self.tokens[other] == self.tokens[node]]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the text's end to `node`, itself the last."""
+        lineage, nodes = self.lineage, list[int]()
+        while node >= 0:
+            nodes.insert(0, node)
+            node = lineage[node]
+        return nodes
+
+    def before(self, row: int) -> list[int]:
+        """The drafted tokens that row `row` of the target's scores follows; row 0 follows none."""
+        return [self.tokens[node] for node in self.path(row - 1)]
 
 
 class Drafter(ABC):
@@ -84,6 +130,10 @@ class Drafter(ABC):
         shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
+    def most_tokens(self, n: int) -> int:
+        """Most tokens of a draft n deep: n of a chain, more of a tree."""
+        return n
+
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""
         return
@@ -95,7 +145,8 @@ class Drafter(ABC):
         A drafter that samples must draw through ``sampling.propose``, or tell the distributions
         it drew from in the draft's ``probs``. How long the block is may depend on the tokens in
         it, but none that was drawn may be left out: dropping a draft for what it is would bend
-        the output towards the others.
+        the output towards the others. A draft may be a tree no deeper than n, its siblings drawn
+        through ``sampling.draw_children``, or chosen without drawing and ``probs`` left out.
 
         Raises
         ------
@@ -133,7 +184,7 @@ def draft_block(
     ------
     Exception
         Whatever the drafter raised, or `ValueError` for a draft that is too long, holds a token
-        outside the target's vocabulary, or tells distributions that are none.
+        outside the target's vocabulary, is no tree, or tells distributions that are none.
     """
     begin = time.perf_counter()
     sampling.begin_block(len(tokens))
@@ -147,29 +198,45 @@ def draft_block(
 
 def check_draft(draft: Draft, n: int, vocab_size: int, drawn: bool) -> None:
     """Bring a draft to order, or refuse it by `ValueError`."""
-    draft.tokens = _checked_tokens(draft.tokens, n, vocab_size)
+    draft.tokens = _checked_tokens(draft.tokens, vocab_size)
+    if draft.parents is not None:
+        draft.parents = _checked_parents(draft.parents, len(draft.tokens))
+    if draft.depth > n:
+        what = "tokens were drafted" if draft.parents is None else "tokens deep is the draft tree"
+        raise ValueError(f"{draft.depth} {what} where {n} were asked for")
     if draft.probs is not None and draft.tokens:
         draft.probs = _checked_probs(draft.probs, draft.tokens, vocab_size, drawn)
 
 
 def drawn_block(sampling: Sampling, n: int) -> Draft:
-    """What a drafter had drawn, through ``sampling.propose``, before it broke.
+    """What a drafter had drawn, through `Sampling`, before it broke.
 
     It stands as the round's draft. Whether a drafter breaks may depend on what it drew (logits
     that are NaN behind one token, say), so to draft anew would keep some drafts and discard
     others for what they are, and the output would no longer follow the target.
     """
-    tokens = [token for token, _ in sampling.drawn[:n]]
-    return (
-        Draft(tokens, torch.stack([probs for _, probs in sampling.drawn[:n]]))
-        if tokens
-        else Draft()
-    )
+    within = [depth <= n for depth in depths([parent for *_, parent in sampling.drawn])]
+    drawn = sampling.drawn[: within.index(False) if False in within else None]
+    if not drawn:
+        return Draft()
+    tokens, probs, parents = zip(*drawn, strict=True)
+    return Draft(list(tokens), torch.stack(probs), parents=list(parents))
 
 
-def _checked_tokens(tokens: Sequence[int], n: int, vocab_size: int) -> list[int]:
-    if len(tokens) > n:
-        raise ValueError(f"{len(tokens)} tokens were drafted where {n} were asked for")
+def _checked_parents(parents: Sequence[int], n: int) -> list[int]:
+    checked = [operator.index(parent) for parent in parents]
+    if len(checked) != n:
+        raise ValueError(f"the draft has {n} tokens and {len(checked)} parents; give each its own")
+    for node, parent in enumerate(checked):
+        if not -1 <= parent < node:
+            raise ValueError(
+                f"node {node} of the draft tree has parent {parent}; it must be -1 (right behind "
+                "the text) or a node before it in the list"
+            )
+    return checked
+
+
+def _checked_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
     checked = [operator.index(token) for token in tokens]
     if any(not 0 <= token < vocab_size for token in checked):
         raise ValueError(f"a drafted token is outside the target's vocabulary [0, {vocab_size})")

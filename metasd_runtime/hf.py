@@ -79,12 +79,12 @@ class PreallocatedLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def tail(self, n: int) -> tuple[Tensor, Tensor]:
-        """Copies of the last n positions' keys and values."""
+    def move(self, source: Tensor, to: int) -> None:
+        """Copy the keys and values at the positions `source` to `to` and behind."""
         assert self.keys is not None
         assert self.values is not None
-        span = slice(self.length - n, self.length)
-        return self.keys[:, :, span].clone(), self.values[:, :, span].clone()
+        for stored in (self.keys, self.values):
+            stored[:, :, to : to + len(source)] = stored[:, :, source]
 
     def reserve(self, needed: int) -> None:
         """Make room for that many positions; what is kept stays."""

@@ -114,14 +114,18 @@ class MetaSD(FrontDoor):
             "draft_threshold", draft_threshold, 0.0, 1.0, open_high=True
         )
         self.shadow, self.draft_all = shadow, draft_all
+        if draft_all:
+            self.target.refuse_trees()
         chosen = policy_by_name(policy, tokenizer)
         self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
         self._queries = 0
         if compiled:
+            n = self.router.draft_length
+            blocks = {1 + drafter.most_tokens(n) for drafter in self.router.drafters}
             self.target.compiled = compile_forward(
-                self.target, (1, self.router.draft_length + 1), self.router.needs_features, log
+                self.target, sorted({1, 1 + n, *blocks}), self.router.needs_features, log
             )
 
     @classmethod

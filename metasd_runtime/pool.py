@@ -20,6 +20,7 @@ from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.draft_head import DraftHead
 from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import MATRICES, EagleShape, quantise
+from metasd_runtime.drafters.eagle_tree import EagleTree, TreeShape
 from metasd_runtime.target import Target
 
 __all__ = ["PoolError", "fingerprint", "load_pool", "read_manifest", "ready_pool", "save_pool"]
@@ -133,13 +134,22 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def load_pool(path: str | Path, target: Target) -> list[Drafter]:
+def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -> list[Drafter]:
     """A pool's drafters, ready for `MetaSD(..., drafters=load_pool(path, target))`.
+
+    Parameters
+    ----------
+    path : path-like
+    target : Target
+    tree : TreeShape, optional
+        Have the heads draft trees; chains if left out.
 
     Raises
     ------
     PoolError
         If it was trained for another target, or its files are missing or damaged.
+    ConfigError
+        For trees, if the target cannot read one in one forward.
     """
     manifest = read_manifest(path)
     trained_for = manifest["target"]
@@ -161,7 +171,9 @@ def load_pool(path: str | Path, target: Target) -> list[Drafter]:
             f"{Path(path) / WEIGHTS} is missing or damaged ({error}); copy or train the pool again"
         ) from None
     head = DraftHead(target, vocabulary)
-    return [Eagle(shape, heads[name], vocabulary, target, name, head) for name in heads]
+    if tree is None:
+        return [Eagle(shape, heads[name], vocabulary, target, name, head) for name in heads]
+    return [EagleTree(tree, shape, heads[name], vocabulary, target, name, head) for name in heads]
 
 
 def _weights(tensors: Mapping[str, Tensor], name: str, shape: EagleShape) -> dict[str, Tensor]:

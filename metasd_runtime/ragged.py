@@ -7,8 +7,9 @@ what it would compute alone.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ from transformers import PreTrainedModel
 
 from metasd_bandits import checks
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
+from metasd_runtime.masks import Masks, refuse_other_logits
 from metasd_runtime.packed import Layout, can_attend, laid_out
 from metasd_runtime.row_storage import RowStorage
-from metasd_runtime.target import CachedModel, Forward
+from metasd_runtime.target import CachedModel, Forward, refuse_trees
+from metasd_runtime.tree import Block, moves
 
 __all__ = ["RaggedModel", "Row", "packs", "refuse_ragged"]
 
@@ -33,9 +36,9 @@ class Row(NamedTuple):
     model: RaggedModel
     slot: int
 
-    def rollback(self, n: int) -> None:
-        """Forget the row's last n tokens, O(1)."""
-        self.model.rollback(self.slot, n)
+    def keep(self, n: int, places: Sequence[int]) -> None:
+        """Of the row's last n tokens keep those at `places`, ascending, and forget the others."""
+        self.model.keep(self.slot, n, places)
 
 
 class _Aimed(NamedTuple):
@@ -85,7 +88,7 @@ class RaggedModel:
         self.storage = RowStorage(n_layers, n_slots) if storage is None else storage
         self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
-        self._masks = _Masks(model)
+        self._masks = Masks(model)
         self.packs = packs(model)
         self.forwards = 0
 
@@ -106,11 +109,23 @@ class RaggedModel:
         self.storage.lengths[slot] -= n
 
     @torch.inference_mode()
+    def keep(self, slot: int, n: int, places: Sequence[int]) -> None:
+        """Of a row's last n tokens keep those at `places`, ascending, and forget the others."""
+        start = self.lengths[slot] - n
+        to, source = moves(places)
+        if source:
+            positions = torch.tensor(source, device=self.model.device) + start
+            for layer in self.storage.layers:
+                layer.gather(self.storage.place(slot), positions, start + to)
+        self.rollback(slot, n - len(places))
+
+    @torch.inference_mode()
     def forward(
         self,
         slots: Sequence[int],
         blocks: Sequence[Sequence[int]],
         *,
+        parents: Sequence[Sequence[int] | None] | None = None,
         keep: int = 0,
         features: Sequence[int] = (),
     ) -> list[Forward]:
@@ -124,6 +139,9 @@ class RaggedModel:
             Distinct open slots.
         blocks : sequence of token sequences
             One for each slot, of any lengths of at least 1.
+        parents : sequence, optional
+            For each slot whose block is a token and a tree behind it, the tree's, as in
+            `CachedModel.forward`; None for the others.
 
         Returns
         -------
@@ -132,7 +150,14 @@ class RaggedModel:
         """
         storage = self.storage
         order = sorted(range(len(slots)), key=lambda i: storage.place(slots[i]))
-        aimed = self._aim([slots[i] for i in order], [blocks[i] for i in order], keep)
+        trees = {
+            row: Block(storage.lengths[slots[i]], parents[i] or [])
+            for row, i in enumerate(order)
+            if parents is not None and parents[i] is not None
+        }
+        if trees:
+            refuse_trees(self.model)
+        aimed = self._aim([slots[i] for i in order], [blocks[i] for i in order], trees, keep)
         with aimed.context:
             output = self.model(
                 input_ids=aimed.ids,
@@ -154,7 +179,13 @@ class RaggedModel:
         results = dict(zip(order, zip(logits, hidden, strict=True), strict=True))
         return [Forward(results[i][0].float(), results[i][1]) for i in range(len(slots))]
 
-    def _aim(self, slots: Sequence[int], blocks: Sequence[Sequence[int]], keep: int) -> _Aimed:
+    def _aim(
+        self,
+        slots: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        trees: Mapping[int, Block],
+        keep: int,
+    ) -> _Aimed:
         """What the model is given; the storage is told where it will write.
 
         Padding stands at the position of its row's first token and is written behind the last,
@@ -163,16 +194,17 @@ class RaggedModel:
         width = max(len(block) for block in blocks)
         lengths = [self.storage.lengths[slot] for slot in slots]
         ids, positions, written = [], [], []
-        for start, block in zip(lengths, blocks, strict=True):
+        for row, (start, block) in enumerate(zip(lengths, blocks, strict=True)):
             n, padding = len(block), width - len(block)
             ids.append([0] * padding + list(block))
-            positions.append([start] * padding + list(range(start, start + n)))
+            standing = trees[row].positions if row in trees else range(start, start + n)
+            positions.append([start] * padding + list(standing))
             written.append([*range(start + n, start + width), *range(start, start + n)])
         device = self.model.device
         given = torch.tensor([ids, positions, written]).to(device)
         places = [self.storage.place(slot) for slot in slots]
         end = max(lengths) + width
-        masks = self._masks(given[1], end)
+        masks = self._masks(given[1], end, trees)
         if not self.packs or all(len(block) == width for block in blocks):
             self.storage.aim(places, torch.tensor(places, device=device)[:, None], given[2], end)
             return _Aimed(given[0], given[1], masks, keep, False, nullcontext())
@@ -200,103 +232,36 @@ class RaggedModel:
         return torch.cat(kept) if kept else None
 
 
-class _Masks:
-    """Which keys each query may see: a mask, or one for each kind of layer the model has."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        text = model.config.get_text_config(decoder=True)
-        name = type(model).__name__
-        attention = text._attn_implementation
-        if attention not in ("sdpa", "eager"):
-            raise checks.ConfigError(
-                f"{name} attends through {attention!r}, which takes no mask of our own, and a "
-                "batch needs one; load it with attn_implementation='sdpa'"
-            )
-        if getattr(text, "attention_types", None) is not None:  # GPT-Neo
-            raise checks.ConfigError(
-                f"{name} keeps local attention masks of its own, which no row of a batch can "
-                "shift; give one prompt a call"
-            )
-        self.additive = attention == "eager"
-        self.dtype = model.dtype
-        self.window = getattr(text, "sliding_window", None)
-        self.chunk = getattr(text, "attention_chunk_size", None)
-        self.kinds = set(getattr(text, "layer_types", None) or ())
-        if not self.kinds:  # one kind for all layers, as Mistral has it
-            slides = self.window is not None and getattr(text, "use_sliding_window", True)
-            self.kinds = {"sliding_attention" if slides else "full_attention"}
-
-    def __call__(self, positions: Tensor, end: int) -> Tensor | dict[str, Tensor]:
-        query = positions[:, None, :, None]
-        key = torch.arange(end, device=positions.device)
-        masks = {kind: self._mask(kind, query, key) for kind in self.kinds}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _mask(self, kind: str, query: Tensor, key: Tensor) -> Tensor:
-        seen = key <= query
-        if kind == "sliding_attention" and self.window is not None:
-            seen &= key > query - self.window
-        elif kind == "chunked_attention" and self.chunk is not None:
-            seen &= key // self.chunk == query // self.chunk
-        if not self.additive:
-            return seen
-        hidden = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(self.dtype).min)
-
-
-_fit: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
-
-
 @torch.inference_mode()
 def refuse_ragged(model: PreTrainedModel) -> None:
     """Refuse a model whose rows feel their neighbours, by trying two rows of 7 and 2 tokens.
-
-    Once for each model.
-
-    Architectures that derive positions from a padding mask of their own (ALiBi, some local
-    attention) cannot be told each row's positions.
 
     Raises
     ------
     ConfigError
         With the architecture's name.
     """
-    if model in _fit:
-        return
-    name = type(model).__name__
     vocab = output_width(model)
     texts = [[(7 * i + 3) % vocab for i in range(7)], [5 % vocab, 2 % vocab]]
     blocks = [[4 % vocab], [1 % vocab, 6 % vocab, 3 % vocab]]
-    ragged = RaggedModel(model, 3)
-    try:
+
+    def together() -> list[Tensor]:
+        ragged = RaggedModel(model, 3)
         for slot, text in zip((2, 0), texts, strict=True):
             ragged.storage.open(slot)
             ragged.prefill(slot, text)
-        together = ragged.forward([2, 0], blocks)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, checks.ConfigError):
-            raise
-        raise checks.ConfigError(
-            f"{name} cannot decode a batch of different lengths ({error}); give one prompt a call"
-        ) from error
-    for text, block, row in zip(texts, blocks, together, strict=True):
-        single = CachedModel(model)
-        single.forward(text)
-        alone = single.forward(block).logits
-        tolerance = _tolerance(model)
-        apart = float((row.logits - alone).abs().max() / alone.abs().max())
-        if not apart <= tolerance:
-            raise checks.ConfigError(
-                f"{name} gives a row in a batch other logits than alone (they differ by "
-                f"{apart:.1%}); give one prompt a call"
-            )
-    _fit.add(model)
+        return [forward.logits for forward in ragged.forward([2, 0], blocks)]
 
+    def alone() -> list[Tensor]:
+        logits = []
+        for text, block in zip(texts, blocks, strict=True):
+            single = CachedModel(model)
+            single.forward(text)
+            logits.append(single.forward(block).logits)
+        return logits
 
-def _tolerance(model: PreTrainedModel) -> float:
-    """How far rounding may move a logit, as a share of the largest."""
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
-    return 1e-3 if exact else 6e-2
+    what = "decode a batch of different lengths"
+    refuse_other_logits(model, what, "give one prompt a call", together, alone)
 
 
 _packs: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
@@ -310,25 +275,27 @@ def packs(model: PreTrainedModel) -> bool:
     if model not in _packs:
         _packs[model] = False  # until it is known: the trial makes ragged models, too
         try:
-            _packs[model] = can_attend(model) and _apart(model) <= _tolerance(model)
-        except Exception:  # whatever an architecture may stumble over: it is padded, then
-            return False
+            if can_attend(model):
+                refuse_other_logits(
+                    model,
+                    "be given blocks side by side",
+                    "they are padded",
+                    functools.partial(_two_blocks, model, True),
+                    functools.partial(_two_blocks, model, False),
+                )
+                _packs[model] = True
+        except checks.ConfigError:
+            pass
     return _packs[model]
 
 
 @torch.inference_mode()
-def _apart(model: PreTrainedModel) -> float:
-    """The largest distance between packed and padded logits, over the largest of them."""
-    blocks = [[1], [1, 0, 1]]
-    logits = []
-    for packed in (False, True):
-        ragged = RaggedModel(model, 2)
-        ragged.packs = packed
-        for slot, text in enumerate(([0, 1, 1, 0, 1], [1, 0])):
-            ragged.storage.open(slot)
-            ragged.prefill(slot, text)
-        whole = ragged.forward([0, 1], blocks)
-        last = ragged.forward([0, 1], blocks, keep=1)
-        logits.append(torch.cat([forward.logits for forward in (*whole, *last)]))
-    padded, packed_ = logits
-    return float((padded - packed_).abs().max() / padded.abs().max())
+def _two_blocks(model: PreTrainedModel, packed: bool) -> list[Tensor]:
+    """Logits of two rows' blocks, all and the last alone."""
+    ragged, blocks = RaggedModel(model, 2), [[1], [1, 0, 1]]
+    ragged.packs = packed
+    for slot, text in enumerate(([0, 1, 1, 0, 1], [1, 0])):
+        ragged.storage.open(slot)
+        ragged.prefill(slot, text)
+    forwards = [*ragged.forward([0, 1], blocks), *ragged.forward([0, 1], blocks, keep=1)]
+    return [forward.logits for forward in forwards]

@@ -18,7 +18,9 @@ class Purpose(IntEnum):
     SAMPLE = 2
 
 
-def uniform(seed: int, row: int, position: int, purpose: Purpose, block: int = 0) -> float:
+def uniform(
+    seed: int, row: int, position: int, purpose: Purpose, block: int = 0, sibling: int = 0
+) -> float:
     """A double in [0, 1) that depends on nothing but its key.
 
     The first 53 bits of BLAKE2b over the key: the same on every machine and in every order of
@@ -31,8 +33,12 @@ def uniform(seed: int, row: int, position: int, purpose: Purpose, block: int = 0
     purpose : Purpose
     block : int
         Where the position may be visited in more than one round: where this round's block began.
+    sibling : int
+        In a draft tree, where several nodes stand at one position: which of them.
     """
     key = struct.pack("<QQQQB", seed & (2**64 - 1), row, position, block, purpose)
+    if sibling:  # a chain's keys are shorter, so no tree shares them
+        key += struct.pack("<Q", sibling)
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 

@@ -13,7 +13,6 @@ import torch
 from metasd_bandits import Round, Trace, TraceHeader, TraceWriter, checks
 from metasd_runtime.batch import Batch
 from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft_all import decode_all
 from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
 from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.router import Router
@@ -134,8 +133,7 @@ class Request:
 
     def _decode(self, row: Query) -> None:
         try:
-            decoding = decode_all if row.draft_all else decode
-            for round_, emitted in decoding(row, self.target, self.router):
+            for round_, emitted in decode(row, self.target, self.router):
                 self._rounds.append(round_)
                 if self._writer is not None:
                     self._writer.write(round_)

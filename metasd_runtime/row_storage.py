@@ -154,6 +154,12 @@ class RowLayer(CacheLayerMixin):
                 assert stored is not None
                 stored[place, :, :length] = stored[source, :, :length]
 
+    def gather(self, place: int, source: Tensor, to: int) -> None:
+        """Copy a row's keys and values at the positions `source` to `to` and behind."""
+        for stored in (self.keys, self.values):
+            assert stored is not None
+            stored[place, :, to : to + len(source)] = stored[place][:, source]
+
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         return self._storage.end, 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ _PREFIX_FREE = (
 # A drafter that applies these too resembles the target more; anything else (a grammar, a user's
 # own processor with state) is the target's alone. Either is lossless: q is what was drawn from.
 _DRAFTERS_TOO = (*_PREFIX_FREE, RepetitionPenaltyLogitsProcessor)
+
+Behind = Callable[[int], Sequence[int]]
 
 
 def draw(probs: Tensor, u: float) -> int:
@@ -94,8 +96,9 @@ class Sampling:
 
     Attributes
     ----------
-    drawn : list of (token, probs)
-        What `propose` has drawn for the present block, in order (nothing if greedy).
+    drawn : list of (token, probs, parent)
+        What `propose` and `draw_children` have drawn for the present draft, in order, each with
+        the place of the one it stands behind, -1 for the text (nothing if greedy).
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Sampling:
         self.draft_threshold = draft_threshold
         self._confidence = 1.0
         self._block = 0
-        self.drawn: list[tuple[int, Tensor]] = []
+        self.drawn: list[tuple[int, Tensor, int]] = []
         self._drafters = LogitsProcessorList(p for p in self.processors if type(p) in _DRAFTERS_TOO)
 
     def begin_block(self, position: int) -> None:
@@ -152,21 +155,46 @@ class Sampling:
         other.seed = lane_seed(self.seed, self.row, key)
         return other
 
-    def uniform(self, position: int, purpose: Purpose) -> float:
+    def uniform(self, position: int, purpose: Purpose, sibling: int = 0) -> float:
         """The random number for a purpose at a position of the sequence."""
-        return uniform(self.seed, self.row, position, purpose)
+        return uniform(self.seed, self.row, position, purpose, 0, sibling)
 
-    def scores(self, logits: Tensor, tokens: Sequence[int], draft: Sequence[int]) -> Tensor:
-        """The target's processed scores at each position of a block.
+    def scores(self, logits: Tensor, tokens: Sequence[int], behind: Behind) -> Tensor:
+        """The target's processed scores at each position of a draft.
 
         Parameters
         ----------
-        logits : (n + 1, vocabulary)
-            Row j follows ``tokens + draft[:j]``; each row's processors see just that prefix.
-        tokens, draft : sequence of int
-            What is committed, and the n drafted tokens behind it.
+        logits : (m, vocabulary)
+            Row j follows ``tokens + behind(j)``; each row's processors see just that prefix.
+        tokens : sequence of int
+            What is committed.
+        behind : callable
+            The drafted tokens before row j, as `metasd_runtime.draft.Draft.before` tells them.
         """
-        return _process(self.processors, logits, tokens, draft)
+        return _process(self.processors, logits, tokens, behind)
+
+    def distributions(self, logits: Tensor, tokens: Sequence[int], behind: Behind) -> Tensor:
+        """A drafter's distributions, after those of the user's processors that drafters apply.
+
+        Parameters
+        ----------
+        logits : (m, vocabulary)
+            The drafter's; row j follows ``tokens + behind(j)``.
+
+        Returns
+        -------
+        (m, vocabulary) float32 (float64 for float64 logits)
+        """
+        return self._drafters_scores(logits, tokens, behind).softmax(-1)
+
+    def _drafters_scores(self, logits: Tensor, tokens: Sequence[int], behind: Behind) -> Tensor:
+        wide = torch.promote_types(logits.dtype, torch.float32)  # half precision is too coarse
+        return _process(self._drafters, logits.to(wide), tokens, behind)
+
+    @property
+    def shapes_drafts(self) -> bool:
+        """Whether `distributions` is anything but the softmax."""
+        return len(self._drafters) > 0
 
     def propose(self, logits: Tensor, tokens: Sequence[int]) -> tuple[int, Tensor]:
         """Choose one draft token from a drafter's logits.
@@ -183,32 +211,71 @@ class Sampling:
             The very distribution the token was drawn from (for a greedy token, the drafter's own
             soft distribution, which block divergence compares with the target's).
         """
-        wide = torch.promote_types(logits.dtype, torch.float32)  # half precision is too coarse
-        scores = _process(self._drafters, logits[None].to(wide), tokens, ())
-        probs = scores[0].softmax(-1)
+        scores = self._drafters_scores(logits[None], tokens, lambda j: ())[0]
+        probs = scores.softmax(-1)
         if not self.do_sample:
-            return first_maxima(scores)[0], probs
+            return first_maxima(scores[None])[0], probs
         u = uniform(self.seed, self.row, len(tokens), Purpose.DRAFT, self._block)
         token = draw(probs, u)
         if len(tokens) == self._block + len(self.drawn):
-            self.drawn.append((token, probs))
+            self.drawn.append((token, probs, len(self.drawn) - 1))
         return token, probs
+
+    def draw_children(
+        self, probs: Tensor, position: int, k: int, parent: int = -1
+    ) -> list[tuple[int, Tensor]]:
+        """Draw up to k different tokens to stand side by side in a draft tree.
+
+        Parameters
+        ----------
+        probs : (vocabulary,)
+            The drafter's distribution at their place.
+        position : int
+            Their place in the sequence.
+        k : int
+        parent : int
+            The node they stand behind, by its place among all that were drawn; -1 for the text.
+
+        Returns
+        -------
+        list of (token, probs)
+            Each with the distribution it was drawn from: `probs` without the tokens before it,
+            so fewer than k where there are no more.
+        """
+        children: list[tuple[int, Tensor]] = []
+        while len(children) < k:
+            place = len(self.drawn)
+            u = uniform(self.seed, self.row, position, Purpose.DRAFT, self._block, place)
+            token = draw(probs, u)
+            children.append((token, probs))
+            self.drawn.append((token, probs, parent))
+            rest = probs.clone()
+            rest[token] = 0.0
+            total = rest.sum()
+            if float(total) <= 0.0:
+                break
+            probs = rest / total
+        return children
 
 
 def _process(
-    processors: LogitsProcessorList, logits: Tensor, tokens: Sequence[int], draft: Sequence[int]
+    processors: LogitsProcessorList, logits: Tensor, tokens: Sequence[int], behind: Behind
 ) -> Tensor:
     if not processors:
         return logits
-    ids = torch.tensor([[*tokens, *draft]], device=logits.device)
+    text = torch.tensor([tokens], device=logits.device)
     scores = logits
     for processor in processors:
         if type(processor) in _PREFIX_FREE:
-            scores = processor(ids, scores)
+            scores = processor(text, scores)
         else:
             rows = [
-                processor(ids[:, : len(tokens) + j], scores[j : j + 1].clone())
+                processor(_extended(text, behind(j)), scores[j : j + 1].clone())
                 for j in range(scores.shape[0])
             ]
             scores = torch.cat(rows)
     return scores
+
+
+def _extended(text: Tensor, drafted: Sequence[int]) -> Tensor:
+    return torch.cat([text, text.new_tensor([drafted])], 1) if drafted else text

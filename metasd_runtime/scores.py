@@ -47,10 +47,10 @@ class Scores:
         self.raw_logprobs: list[float] = []
         self._block: tuple[Tensor, Tensor] | None = None
 
-    def see(self, logits: Tensor, scores: Tensor) -> None:
-        """A block was verified with these; row j is for its token j."""
+    def see(self, logits: Tensor, scores: Tensor, rows: Sequence[int]) -> None:
+        """A draft was verified with these; `rows` of them are for the tokens that stand."""
         if any(self._wanted):
-            self._block = (logits, scores)
+            self._block = (logits[rows], scores[rows])
 
     def keep(self, emitted: Sequence[int]) -> None:
         """The block's first tokens were emitted."""

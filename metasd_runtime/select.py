@@ -15,11 +15,27 @@ __all__ = ["Selected", "select_and_draft"]
 
 
 class Selected(NamedTuple):
-    """The arm of a round, its draft, and the seconds drafting took."""
+    """A round's draft, whose it is, and the seconds drafting took.
+
+    Attributes
+    ----------
+    decision : Decision
+    draft : Draft
+    seconds : float
+    owners : sequence of int, optional
+        The arm of each node, where all arms drafted.
+    """
 
     decision: Decision
     draft: Draft
     seconds: float
+    owners: Sequence[int] | None = None
+
+    def credited(self, path: Sequence[int]) -> Decision:
+        """The arm whose draft stands."""
+        if self.owners is None or not path:
+            return self.decision
+        return self.decision._replace(arm=self.owners[path[-1]])
 
 
 def select_and_draft(

@@ -79,9 +79,9 @@ def _verified(
 ) -> Round:
     tokens = query.tokens
     begin = time.perf_counter()
-    logits = target.forward([tokens[-1], *draft.tokens]).logits
+    logits = target.forward([tokens[-1], *draft.tokens], parents=draft.parents).logits
     target.rollback(1 + len(draft.tokens))
-    scores = lane.scores(logits, tokens, draft.tokens)
+    scores = lane.scores(logits, tokens, draft.before)
     verdict = verify(draft, scores, len(tokens), lane)
     timing = Timing(seconds, time.perf_counter() - begin, query.plain_step)
     emitted = _emitted(draft, verdict, query.stopping.eos)
@@ -91,5 +91,5 @@ def _verified(
 
 def _emitted(draft: Draft, verdict: Verdict, eos: frozenset[int]) -> int:
     """Tokens the round would have emitted, up to an end-of-sequence token."""
-    text = [*draft.tokens[: verdict.accepted], verdict.token]
+    text = [*(draft.tokens[node] for node in verdict.path), verdict.token]
     return next((j + 1 for j, token in enumerate(text) if token in eos), len(text))

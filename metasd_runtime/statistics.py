@@ -20,7 +20,7 @@ class ArmStatistics:
     ----------
     name : str
     pulls, drafted, accepted, emitted : int
-        Rounds, and tokens in them.
+        Rounds, and tokens in them; of draft trees every node was drafted.
     block_efficiency, block_divergence, reward : float
         Means over the arm's rounds, in [0, 1]; 0 if it had none.
     tokens_per_round : float
@@ -28,8 +28,8 @@ class ArmStatistics:
     seconds : float
         Drafting, switching and verifying.
     drafted_at, accepted_at, reached_at : tuple of int
-        Rounds that drafted a token at each position of the block, that accepted it, and in which
-        all drafts before it had been accepted.
+        Rounds that drafted a token at each position of the block (each depth of a tree), that
+        accepted one, and in which as many had been accepted before it.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Statistics:
 def _arm(name: str, rounds: list[Round]) -> ArmStatistics:
     pulls = max(len(rounds), 1)
     emitted = sum(r.emitted for r in rounds)
-    positions = range(max((r.drafted for r in rounds), default=0))
+    positions = range(max((r.positions for r in rounds), default=0))
     return ArmStatistics(
         name=name,
         pulls=len(rounds),
@@ -150,7 +150,7 @@ def _arm(name: str, rounds: list[Round]) -> ArmStatistics:
         reward=sum(r.reward for r in rounds) / pulls,
         tokens_per_round=emitted / pulls,
         seconds=sum(r.seconds for r in rounds),
-        drafted_at=tuple(sum(r.drafted > j for r in rounds) for j in positions),
+        drafted_at=tuple(sum(r.positions > j for r in rounds) for j in positions),
         accepted_at=tuple(sum(r.accepted > j for r in rounds) for j in positions),
-        reached_at=tuple(sum(r.drafted > j <= r.accepted for r in rounds) for j in positions),
+        reached_at=tuple(sum(r.positions > j <= r.accepted for r in rounds) for j in positions),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,11 +19,13 @@ from metasd_runtime.hf import (
     refuse_stateful,
     unwrapped,
 )
+from metasd_runtime.masks import Masks, refuse_other_logits
+from metasd_runtime.tree import Block, moves
 
 if TYPE_CHECKING:
     from metasd_runtime.compiled import CompiledForward
 
-__all__ = ["CachedModel", "Forward", "Target"]
+__all__ = ["CachedModel", "Forward", "Target", "refuse_trees"]
 
 _PREFILL_CHUNK = 512
 _FIRST_CAPACITY = 256
@@ -41,6 +44,10 @@ class Forward(NamedTuple):
 
     logits: Tensor
     features: Tensor | None
+
+    def features_at(self, places: Sequence[int]) -> Tensor | None:
+        """The features at some places of the block."""
+        return None if self.features is None else self.features[places]
 
 
 class CachedModel:
@@ -104,30 +111,54 @@ class CachedModel:
             layer.length -= n
 
     @torch.inference_mode()
-    def take_back(self, n: int) -> list[tuple[Tensor, Tensor]]:
-        """Forget the last n tokens, but give out what was stored of them: keys and values."""
-        stored = [layer.tail(n) for layer in self.layers]
-        self.rollback(n)
-        return stored
+    def keep(self, n: int, places: Sequence[int]) -> None:
+        """Of the last n tokens keep those at `places`, ascending, and forget the others.
 
-    @torch.inference_mode()
-    def bring_back(self, stored: list[tuple[Tensor, Tensor]]) -> None:
-        """Extend the cache by what `take_back` gave out at the same place."""
-        for layer, (keys, values) in zip(self.layers, stored, strict=True):
-            layer.update(keys, values)
+        O(1) where they are the first; else what is kept is moved together.
+        """
+        start = self.length - n
+        to, source = moves(places)
+        if source:
+            positions = torch.tensor(source, device=self.device) + start
+            for layer in self.layers:
+                layer.move(positions, start + to)
+        self.rollback(n - len(places))
+
+    @cached_property
+    def _masks(self) -> Masks:
+        masks = Masks(self.model)
+        refuse_trees(self.model)
+        return masks
+
+    def refuse_trees(self) -> None:
+        """Refuse a model that cannot read a tree of tokens in one forward (`ConfigError`)."""
+        assert self._masks
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Sequence[int], *, keep: int = 0, features: Sequence[int] = ()
+        self,
+        tokens: Sequence[int],
+        *,
+        parents: Sequence[int] | None = None,
+        keep: int = 0,
+        features: Sequence[int] = (),
     ) -> Forward:
         """Extend the cache by `tokens`; the logits behind each, or behind the last `keep`.
 
         `features` names hidden states by the layers behind them; the last is behind the final
-        norm as well.
+        norm as well. With `parents` the tokens are one and a tree behind it, as in
+        `metasd_runtime.tree`; afterwards the cache makes sense only once `keep` or `rollback`
+        have left a path of it.
+
+        Raises
+        ------
+        ConfigError
+            For a tree that the model cannot read.
         """
         if keep == 0 and self.compiled and self.compiled.serves(self, len(tokens), features):
             self.forwards += 1
-            return self.compiled(self, tokens, features)
+            return self.compiled(self, tokens, features, parents)
+        tree = {} if parents is None else self._tree(Block(self.length, parents))
         ids = torch.tensor([tokens], device=self.device)
         output = self.model(
             input_ids=ids,
@@ -135,12 +166,19 @@ class CachedModel:
             logits_to_keep=keep,
             output_hidden_states=bool(features),
             return_dict=True,
+            **tree,
             **{self._cache_argument: self._cache},
         )
         self.forwards += 1
         states = [output.hidden_states[layer][0] for layer in features]
         hidden = torch.cat(states, -1) if states else None
         return Forward(output.logits[0].float(), hidden)
+
+    def _tree(self, block: Block) -> dict[str, Any]:
+        """Positions by depth, and a mask under which each node sees its ancestors."""
+        positions = torch.tensor([block.positions], device=self.device)
+        mask = self._masks(positions, self.length + len(block.positions), {0: block})
+        return {"position_ids": positions, "attention_mask": mask}
 
     def prefill(self, tokens: Sequence[int], features: Sequence[int] = ()) -> Tensor | None:
         """Extend the cache by a prompt, in chunks, computing no more logits than it must.
@@ -170,3 +208,35 @@ class Target(CachedModel):
     def __deepcopy__(self, memo: dict[int, Any]) -> Target:
         """The target itself: there is one, whoever draws on it."""
         return self
+
+
+@torch.inference_mode()
+def refuse_trees(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot read a tree of tokens in one forward, by trying one.
+
+    Raises
+    ------
+    ConfigError
+        With the architecture's name.
+    """
+    vocab = output_width(model)
+    text = [(7 * i + 3) % vocab for i in range(7)]
+    tokens, parents = [i % vocab for i in (4, 1, 6, 3, 2)], [-1, -1, 0, 1]
+    paths = [[0, 1, 3], [0, 2, 4]]
+
+    def tree() -> list[Tensor]:
+        cached = CachedModel(model)
+        cached.forward(text)
+        logits = cached.forward(tokens, parents=parents).logits
+        return [logits[path] for path in paths]
+
+    def chains() -> list[Tensor]:
+        cached = CachedModel(model)
+        cached.forward(text)
+        logits = []
+        for path in paths:
+            logits.append(cached.forward([tokens[i] for i in path]).logits)
+            cached.rollback(len(path))
+        return logits
+
+    refuse_other_logits(model, "read a draft tree", "let its drafters draft chains", tree, chains)

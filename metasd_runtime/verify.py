@@ -1,24 +1,25 @@
-"""Verification: how much of a draft block the target accepts, and the token it adds.
+"""Verification: which path of a draft the target accepts, and the token it adds.
 
 Pure functions of the draft, the target's scores and uniform numbers. Greedy verification
-keeps drafts that equal the target's first maximum. Speculative sampling (Leviathan et al. 2022;
-Chen et al. 2023) accepts a draft x with probability min(1, p(x) / q(x)) and, at the first
-rejection, draws from the normalised positive part of p - q: what is emitted follows p exactly.
+follows the drafts that equal the target's first maximum. Speculative sampling (Leviathan et al.
+2022; Chen et al. 2023) accepts a draft x with probability min(1, p(x) / q(x)) and, at a rejection,
+goes on with the normalised positive part of p - q: it tries the next sibling against that, if the
+draft is a tree (recursive rejection: SpecInfer, Miao et al. 2023), and draws the token from it
+where no sibling is left. What is emitted follows p exactly (docs/method.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from metasd_runtime.draft import Draft
 from metasd_runtime.randomness import Purpose
 from metasd_runtime.sampling import Sampling, draw, first_maxima
 
-__all__ = ["Verdict", "greedy", "residual", "speculative", "verify"]
+__all__ = ["Verdict", "acceptance", "greedy", "residual", "speculative", "verify"]
 
 
 class Verdict(NamedTuple):
@@ -26,89 +27,114 @@ class Verdict(NamedTuple):
 
     Attributes
     ----------
-    accepted : int
-        N_acc, leading drafts that stand.
+    path : list of int
+        The drafted nodes that stand, each behind the one before; of a chain the first N_acc.
     token : int
         The correction where a draft was rejected, the bonus where all stood.
     """
 
-    accepted: int
+    path: list[int]
     token: int
+
+    @property
+    def accepted(self) -> int:
+        """N_acc, drafts that stand."""
+        return len(self.path)
+
+    @property
+    def rows(self) -> list[int]:
+        """Places along the path in the block that was verified, the text's last token first."""
+        return [0, *(node + 1 for node in self.path)]
 
 
 def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> Verdict:
-    """Verify a block as the query's sampling demands.
+    """Verify a draft as the query's sampling demands.
 
     Parameters
     ----------
     draft : Draft
         n drafted tokens.
     scores : (n + 1, vocabulary)
-        The target's processed scores; row j follows the first j drafts.
+        The target's processed scores; row 0 follows the text, row j + 1 follows draft j.
     position : int
-        Place of the block's first token in the sequence, the key of its random numbers.
+        Place of the draft's first token in the sequence, the key of its random numbers.
     """
     if not sampling.do_sample:
-        return greedy(draft.tokens, scores)
-    n = len(draft.tokens)
-    coins = [sampling.uniform(position + j, Purpose.ACCEPT) for j in range(n)]
-    quantiles = [sampling.uniform(position + j, Purpose.SAMPLE) for j in range(n + 1)]
+        return greedy(draft, scores)
     if draft.probs is not None:  # a drafter may live on another device
-        draft = Draft(draft.tokens, draft.probs.to(scores.device))
-    return speculative(draft, scores.softmax(-1), coins, quantiles)
+        draft = Draft(draft.tokens, draft.probs.to(scores.device), parents=draft.parents)
+    return speculative(
+        draft,
+        scores,
+        lambda depth, sibling: sampling.uniform(position + depth, Purpose.ACCEPT, sibling),
+        lambda depth: sampling.uniform(position + depth, Purpose.SAMPLE),
+    )
 
 
-def greedy(tokens: Sequence[int], scores: Tensor) -> Verdict:
-    """Accept while each draft is the target's first maximum."""
+def greedy(draft: Draft, scores: Tensor) -> Verdict:
+    """Follow the drafts that are the target's first maximum."""
     best = first_maxima(scores)
-    for j, token in enumerate(tokens):
-        if token != best[j]:
-            return Verdict(j, best[j])
-    return Verdict(len(tokens), best[-1])
+    here = [-1]
+    while True:
+        token = best[here[0] + 1]
+        agreeing = [node for node in draft.children(here) if draft.tokens[node] == token]
+        if not agreeing:
+            return Verdict(draft.path(here[0]), token)
+        here = agreeing
 
 
 def speculative(
-    draft: Draft, p: Tensor, coins: Sequence[float], quantiles: Sequence[float]
+    draft: Draft,
+    scores: Tensor,
+    coin: Callable[[int, int], float],
+    quantile: Callable[[int], float],
 ) -> Verdict:
-    """Speculative sampling over one block.
+    """Speculative sampling along a draft.
+
+    At each depth the siblings are tried in turn, each against what is left of the target's
+    distribution once those before it were rejected. Siblings of one token (from drafters that
+    drafted independently) go on together.
 
     Parameters
     ----------
     draft : Draft
         Its ``probs`` are the distributions the tokens were really drawn from; None is one-hot.
-    p : (n + 1, vocabulary)
-        The target's distributions.
-    coins : n numbers in [0, 1)
-        Draft j stands if its coin is below min(1, p(x) / q(x)).
-    quantiles : n + 1 numbers in [0, 1)
-        Number j draws the token that replaces draft j; the last draws the bonus.
+    scores : (n + 1, vocabulary)
+        The target's.
+    coin : callable
+        ``(depth, sibling)``, both from 0, to a number in [0, 1): a draft stands if it is below
+        min(1, p(x) / q(x)).
+    quantile : callable
+        ``depth`` to the number in [0, 1) that draws the token where no draft stands.
     """
-    for j, chance in enumerate(acceptance(draft, p)):
-        if coins[j] >= chance:
-            q = None if draft.probs is None else draft.probs[j]
-            return Verdict(j, draw(residual(p[j], q, draft.tokens[j]), quantiles[j]))
-    n = len(draft.tokens)
-    return Verdict(n, draw(p[n], quantiles[n]))
+    here: list[int] = [-1]
+    for depth in range(draft.depth + 1):
+        p = scores[here[0] + 1].softmax(-1)
+        siblings = draft.children(here)
+        for i, node in enumerate(siblings):
+            if coin(depth, i) < acceptance(draft, node, p):
+                here = draft.same(node, siblings)
+                break
+            p = residual(draft, node, p)
+        else:
+            break
+    return Verdict(draft.path(here[0]), draw(p, quantile(depth)))
 
 
-def acceptance(draft: Draft, p: Tensor) -> list[float]:
-    """min(1, p(x_j) / q(x_j)) for each drafted token, given that those before it stood."""
-    n = len(draft.tokens)
-    if n == 0:
-        return []
-    x = torch.tensor(draft.tokens, device=p.device)[:, None]
-    chance = p[:n].gather(1, x)[:, 0]
-    if draft.probs is not None:
-        chance = chance / draft.probs.gather(1, x)[:, 0]
-    return chance.clamp(max=1.0).tolist()
+def acceptance(draft: Draft, node: int, p: Tensor) -> float:
+    """min(1, p(x) / q(x)) of one drafted token, p being what its siblings left."""
+    token = draft.tokens[node]
+    q = 1.0 if draft.probs is None else float(draft.probs[node, token])
+    return min(1.0, float(p[token]) / q)
 
 
-def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
-    """The distribution (unnormalised) of the token that replaces a rejected draft: (p - q)+."""
-    if q is None:
+def residual(draft: Draft, node: int, p: Tensor) -> Tensor:
+    """What is left of p once a draft is rejected: (p - q)+, normalised."""
+    if draft.probs is None:
         rest = p.clone()
-        rest[token] = 0.0
+        rest[draft.tokens[node]] = 0.0
     else:
-        rest = (p - q).clamp(min=0.0)
+        rest = (p - draft.probs[node]).clamp(min=0.0)
+    total = rest.sum()
     # Where p = q nothing is rejected in exact arithmetic; rounding may, and then p is all there is.
-    return rest if float(rest.sum()) > 0.0 else p
+    return rest / total if float(total) > 0.0 else p

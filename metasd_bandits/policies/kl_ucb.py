@@ -7,7 +7,7 @@ r"""KL-UCB: the largest mean that the arm's record does not rule out.
 d is the Bernoulli divergence, ``kl(p, q) = p ln(p/q) + (1-p) ln((1-p)/(1-q))``, valid for every
 reward in [0, 1], or the Gaussian (q - p)^2 / (2 sigma^2). t counts completed pulls, n_i those of
 arm i (with pulls in flight); an arm never tried has an infinite index. Source: Garivier and
-Cappe (2011). A decision costs O(K) (a few Newton steps for each arm), an update O(1).
+Cappe (2011). A decision costs O(K) (with Newton steps for few of the arms), an update O(1).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import index_rule, learn_mean
-from metasd_bandits.state import trials
+from metasd_bandits.rules import index_rule
+from metasd_bandits.state import record, trials
 
 __all__ = ["KLUCB", "kl_bernoulli", "kl_bernoulli_upper"]
 
+ENTROPY = 0  # row: pulls times the entropy of the mean
+SLACK = 1e-13  # beyond what rounding makes of an index
 _FAMILIES = ("bernoulli", "gaussian")
 
 
@@ -44,6 +44,12 @@ def kl_bernoulli(p, q):
 
 
 @kernel
+def entropy(p):
+    """Of a Bernoulli(p), in nats."""
+    return -p * math.log(p) - (1.0 - p) * math.log(1.0 - p) if 0.0 < p < 1.0 else 0.0
+
+
+@kernel
 def kl_bernoulli_upper(p, budget):
     """The largest q in [p, 1] with kl(p, q) <= budget.
 
@@ -55,11 +61,11 @@ def kl_bernoulli_upper(p, budget):
         return min(p, 1.0)
     if p <= 0.0:
         return -math.expm1(-budget)
-    entropy = -p * math.log(p) - (1.0 - p) * math.log(1.0 - p)
+    own = entropy(p)
     room = min(1.0 - p, math.sqrt(0.5 * budget))
-    q = min(p + room, -math.expm1(-(budget + entropy) / (1.0 - p)))
+    q = min(p + room, -math.expm1(-(budget + own) / (1.0 - p)))
     while q < 1.0:
-        excess = -entropy - p * math.log(q) - (1.0 - p) * math.log1p(-q) - budget
+        excess = -own - p * math.log(q) - (1.0 - p) * math.log1p(-q) - budget
         step = excess * q * (1.0 - q) / (q - p)
         if not (step > 1e-15 * q and q - step > p):
             break
@@ -73,18 +79,55 @@ def index(s):
     budget = math.log(t)
     if t > math.e:
         budget += s.theta[1] * math.log(math.log(t))
+    if s.theta[0] == 0.0:
+        bernoulli_index(s, budget)
+    else:
+        for i in range(s.score.size):
+            n = trials(s, i)
+            wide = s.theta[2] * math.sqrt(2.0 * budget / n) if n > 0.0 else math.inf
+            s.score[i] = s.mean[i] + wide
+
+
+@kernel
+def bernoulli_index(s, budget):
+    """The index of each arm that may be the largest; -inf where an earlier arm's is larger.
+
+    An arm's index lies below q exactly if q is above its mean and n kl(mean, q) above the budget.
+    For q just below the largest index so far, this test needs no logarithm of the arm's own (its
+    entropy is kept), so that roots are searched only for the few arms that lead for a while.
+    """
+    leader, q, log_q, log_rest = -1, -1.0, 0.0, 0.0
     for i in range(s.score.size):
         n = trials(s, i)
         if n == 0.0:
-            s.score[i] = np.inf
-        elif s.theta[0] == 0.0:
-            s.score[i] = kl_bernoulli_upper(s.mean[i], budget / n)
+            s.score[i] = math.inf
+        elif leader >= 0 and s.mean[i] == s.mean[leader] and n == trials(s, leader):
+            s.score[i] = s.score[leader]
+        elif s.mean[i] < q and behind(s, i, log_q, log_rest, budget):
+            s.score[i] = -math.inf
         else:
-            s.score[i] = s.mean[i] + s.theta[2] * math.sqrt(2.0 * budget / n)
+            s.score[i] = kl_bernoulli_upper(s.mean[i], budget / n)
+        if s.available[i] != 0.0 and (leader < 0 or s.score[i] > s.score[leader]):
+            leader, q = i, min(s.score[i], 1.0) - SLACK
+            if q > 0.0:
+                log_q, log_rest = math.log(q), math.log1p(-q)
+
+
+@kernel
+def behind(s, i, log_q, log_rest, budget):
+    """Whether n kl(mean, q) exceeds the budget for arm i, beyond doubt by rounding."""
+    n, pulls, total = trials(s, i), s.pulls[i], s.total[i]
+    divergence = -s.rows[ENTROPY, i] - total * log_q - (pulls - total) * log_rest  # of all pulls
+    return divergence * n > (budget + SLACK * (1.0 + n)) * pulls
 
 
 select, probabilities, propensity = index_rule(index)
-update = learn_mean
+
+
+@kernel
+def update(s, arm, reward, cost, propensity):
+    record(s, arm, reward)
+    s.rows[ENTROPY, arm] = s.pulls[arm] * entropy(s.mean[arm])
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +157,7 @@ class KLUCB(CompiledPolicy):
     """
 
     name = "kl-ucb"
+    rows = 1
     family: str = "bernoulli"
     c: float = 0.0
     sigma: float = 0.5

@@ -21,18 +21,19 @@ Source: Thompson (1933); Agrawal and Goyal (2013). A decision costs O(K), an upd
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.draws import beta_odds, normal
+from metasd_bandits.draws import beta_odds, gamma_spread, normal
 from metasd_bandits.kernel import kernel
-from metasd_bandits.state import pick_max, record
+from metasd_bandits.state import State, pick_max, record
 
 __all__ = ["Thompson"]
 
-ACCEPTED, REJECTED = 0, 1  # rows
+ACCEPTED, REJECTED, FIRST, SECOND, SPREAD_A, SPREAD_B = range(6)  # rows
 _MODELS = ("beta", "gaussian")  # in the order of best_arm's BETA, GAUSSIAN
 
 
@@ -51,7 +52,8 @@ def select(s, stream):
         if s.available[i] != 0.0:
             first, second = posterior(s, i)
             if s.theta[0] == BETA:
-                s.score[i] = beta_odds(stream, first, second)
+                spreads = s.rows[SPREAD_A, i], s.rows[SPREAD_B, i]
+                s.score[i] = beta_odds(stream, first, second, *spreads)
             else:
                 s.score[i] = first + second * normal(stream)
     return pick_max(s, stream)
@@ -61,8 +63,8 @@ def select(s, stream):
 def probabilities(s):
     for i in range(s.score.size):
         first, second = posterior(s, i)
-        s.rows[2, i], s.rows[3, i] = first, second
-    best_arm_probabilities(s.theta[0], s.rows[2], s.rows[3], s.available, s.score)
+        s.rows[FIRST, i], s.rows[SECOND, i] = first, second
+    best_arm_probabilities(s.theta[0], s.rows[FIRST], s.rows[SECOND], s.available, s.score)
 
 
 @kernel
@@ -75,6 +77,8 @@ def propensity(s, arm):
 def update(s, arm, reward, cost, propensity):
     s.rows[ACCEPTED, arm] += s.theta[3] * reward
     s.rows[REJECTED, arm] += min(1.0, s.theta[3] * (1.0 - reward))
+    s.rows[SPREAD_A, arm] = gamma_spread(s.theta[1] + s.rows[ACCEPTED, arm])
+    s.rows[SPREAD_B, arm] = gamma_spread(s.theta[2] + s.rows[REJECTED, arm])
     record(s, arm, reward)
 
 
@@ -106,7 +110,7 @@ class Thompson(CompiledPolicy):
     """
 
     name = "thompson"
-    rows = 4
+    rows = 6
     model: str = "beta"
     a: float = 1.0
     b: float = 1.0
@@ -123,3 +127,11 @@ class Thompson(CompiledPolicy):
     def theta(self) -> tuple[float, ...]:
         model = float(_MODELS.index(self.model))
         return model, self.a, self.b, float(self.draft_length), self.sigma
+
+    def prepare(self, s: State) -> None:
+        spread = gamma_spread.py_func
+        s.rows[SPREAD_A] = spread(self.a + s.rows[ACCEPTED])
+        s.rows[SPREAD_B] = spread(self.b + s.rows[REJECTED])
+
+    def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
+        self.prepare(new)  # with less evidence the draws spread wider

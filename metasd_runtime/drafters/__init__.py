@@ -3,7 +3,9 @@
 ``prompt-lookup[:N]``, ``suffix``, ``early-exit[:L]``, ``none``, or a Hugging Face causal LM by id
 or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
-both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``.
+both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``pool:NAME`` is all the heads of a
+trained pool; behind a question mark, the trees they draft: ``pool:NAME?tree=static``,
+``pool:NAME?tree=dynamic&nodes=25``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
 from metasd_runtime.draft import Drafter
+from metasd_runtime.drafters.eagle_tree import TreeShape, make_tree
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.foreign import SharedTokens, TextMatch
 from metasd_runtime.drafters.language_model import LanguageModel
@@ -119,11 +122,29 @@ def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
 
 
+def _tree(text: str) -> TreeShape | None:
+    """The tree that stands behind the question mark of a pool; None for chains."""
+    given = dict(parse_qsl(text, keep_blank_values=True))
+    for name in given:
+        checks.choice("option of a pool", name, ("tree", "nodes"))
+    nodes = given.get("nodes")
+    if nodes is not None and not nodes.isdecimal():
+        raise checks.ConfigError(f"nodes={nodes!r} is not a whole number; write nodes=25")
+    if "tree" in given:
+        return make_tree(given["tree"], None if nodes is None else int(nodes))
+    if nodes is not None:
+        raise checks.ConfigError(
+            f"nodes={nodes} says how large a dynamic tree is; add tree=dynamic"
+        )
+    return None
+
+
 def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter]:
     """Drafters from names and objects; ``pool:NAME`` stands for all the heads of a trained pool.
 
     NAME is a folder that ``metasd train`` wrote, or the name of a target for which a pool comes
-    with the package.
+    with the package; ``?tree=static`` or ``?tree=dynamic&nodes=25`` behind it has the heads draft
+    trees.
 
     Raises
     ------
@@ -137,8 +158,8 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
     made: list[Drafter] = []
     for drafter in drafters:
         if isinstance(drafter, str) and drafter.startswith("pool:"):
-            name = drafter.removeprefix("pool:")
-            made += load_pool(ready_pool(name) or name, target)
+            name, _, options = drafter.removeprefix("pool:").partition("?")
+            made += load_pool(ready_pool(name) or name, target, _tree(options))
         else:
             made.append(make_drafter(drafter, target))
     return made

@@ -33,6 +33,9 @@ class Capped(Drafter):
     def base(self) -> Drafter:
         return self._drafter.base
 
+    def most_tokens(self, n: int) -> int:
+        return self._drafter.most_tokens(min(n, self.length))
+
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
         return self._drafter.propose(tokens, min(n, self.length), sampling)
 

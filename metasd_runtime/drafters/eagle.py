@@ -66,7 +66,7 @@ class Eagle(Drafter):
         self._embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
         self._head = DraftHead(target, vocabulary) if head is None else head
         self._install(weights)
-        self._logits = torch.full((target.vocab_size,), float("-inf"), device=self._device)
+        self._logits = torch.full((1, target.vocab_size), float("-inf"), device=self._device)
         self._storage(_FIRST_CAPACITY)
         self._length = 0
         self._pending: list[Tensor] = []
@@ -130,30 +130,40 @@ class Eagle(Drafter):
             return Draft()
         begin = time.perf_counter()
         owed = fresh - len(self._pending[-1])
-        out = self._read(tokens, n)
+        out = self._read(tokens, self._room(n))
         catching_up = (time.perf_counter() - begin) * owed / fresh
+        draft = self._draft(out, tokens, n, sampling)
+        draft.owed, draft.switch_seconds = owed, catching_up
+        return draft
+
+    def _room(self, n: int) -> int:
+        """Pairs of its own guesses that may stand behind the text's."""
+        return n
+
+    def _draft(self, out: Tensor, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
+        """Draft behind the text, `out` being the head's output at its last pair."""
         text, drafted, rows = list(tokens), list[int](), list[Tensor]()
         for j in range(n):
             if j:
                 x = torch.cat([normalise(out, self.shape.eps), self._embed(drafted[-1:])], -1)
                 out = self._layer(self._chain(x), self._length + j - 1)
-            token, probs = sampling.propose(self._scores(out), text)
+            token, probs = sampling.propose(self._scattered(self._scores(out))[0], text)
             text.append(token)
             drafted.append(token)
             rows.append(probs)
             if not sampling.confident(token, probs):
                 break
-        return Draft(drafted, torch.stack(rows), owed, catching_up)
+        return Draft(drafted, torch.stack(rows))
 
-    def _read(self, tokens: Sequence[int], n: int) -> Tensor:
+    def _read(self, tokens: Sequence[int], room: int) -> Tensor:
         """Take in the hidden states that have come; the head's output behind the last."""
         s = self.shape
         features = torch.cat(self._pending).view(-1, len(s.layers), s.hidden)
         states = normalise(features, s.eps).flatten(1)
         before, self._length = self._length, self._length + len(states)
         self._pending = []
-        if self._length + n > self._kv.shape[2]:
-            self._storage(2 * (self._length + n))
+        if self._length + room > self._kv.shape[2]:
+            self._storage(2 * (self._length + room))
         embedded = self._embed(tokens[before + 1 : self._length + 1])
         return self._layer(self._fuse(torch.cat([states, embedded], -1)), before)
 
@@ -169,26 +179,52 @@ class Eagle(Drafter):
         x : (m, hidden)
             At pairs ``begin`` to ``begin + m - 1``; the last attends to all up to itself.
         """
-        s, end = self.shape, begin + len(x)
+        end = begin + len(x)
+        q = self._take_in(x, begin, slice(begin, end))[-1:]
+        return self._feed(x[-1:], self._attend(q, end))
+
+    def _take_in(self, x: Tensor, begin: int, positions: slice) -> Tensor:
+        """Write the rows' keys and values from place `begin` on; their queries."""
+        s, kv_end = self.shape, self.shape.heads + self.shape.kv_heads
         qkv = self._qkv(normalise(x, s.eps)).view(len(x), -1, s.head_dim)
-        kv_end = s.heads + s.kv_heads
-        turned = self._turn(qkv[:, :kv_end], begin, end)
+        turned = self._turn(qkv[:, :kv_end], positions)
+        end = begin + len(x)
         self._kv[0, :, begin:end] = turned[:, s.heads :].transpose(0, 1)
         self._kv[1, :, begin:end] = qkv[:, kv_end:].transpose(0, 1)
-        q = turned[-1, : s.heads].view(s.kv_heads, -1, s.head_dim)
+        return turned[:, : s.heads]
+
+    def _attend(self, q: Tensor, end: int, hidden: Tensor | None = None) -> Tensor:
+        """What (m, heads, head_dim) queries make of the pairs before `end`.
+
+        `hidden` is (m, pairs) bool: which of the last pairs each query must not see.
+        """
+        s, m = self.shape, len(q)
+        q = q.view(m, s.kv_heads, -1, s.head_dim).transpose(0, 1)
+        q = q.reshape(s.kv_heads, -1, s.head_dim)
         keys, values = self._kv[0, :, :end], self._kv[1, :, :end]
-        weights = (q @ keys.transpose(1, 2) * s.head_dim**-0.5).softmax(-1)
-        x = x[-1:] + self._o((weights @ values).view(1, -1))
-        gate, up = self._gate_up(normalise(x, s.eps)).chunk(2, -1)
+        scores = q @ keys.transpose(1, 2) * s.head_dim**-0.5
+        if hidden is not None:
+            last = scores.view(s.kv_heads, m, -1, end)[..., -hidden.shape[1] :]
+            last.masked_fill_(hidden[:, None], float("-inf"))
+        mixed = (scores.softmax(-1) @ values).view(s.kv_heads, m, -1)
+        return mixed.transpose(0, 1).reshape(m, -1)
+
+    def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self._o(mixed)
+        gate, up = self._gate_up(normalise(x, self.shape.eps)).chunk(2, -1)
         return x + self._down(torch.nn.functional.silu(gate) * up)
 
-    def _turn(self, x: Tensor, begin: int, end: int) -> Tensor:
-        cos, sin = self._cos[begin:end, None], self._sin[begin:end, None]
+    def _turn(self, x: Tensor, positions: slice) -> Tensor:
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
         a, b = x.chunk(2, -1)
         return x * cos + torch.cat([-b, a], -1) * sin
 
     def _scores(self, out: Tensor) -> Tensor:
-        """Logits over the target's vocabulary; what the head cannot draft has none."""
-        logits = self._head(normalise(out, self.shape.eps) * self._norm)
-        self._logits.index_copy_(0, self._head.tokens, logits[0])
-        return self._logits
+        """(m, n) logits of the tokens that can be drafted."""
+        return self._head(normalise(out, self.shape.eps) * self._norm)
+
+    def _scattered(self, logits: Tensor) -> Tensor:
+        """The logits over the target's vocabulary; what the head cannot draft has none."""
+        if len(logits) > len(self._logits):
+            self._logits = self._logits[:1].expand(len(logits), -1).clone()
+        return self._logits[: len(logits)].index_copy_(1, self._head.tokens, logits)

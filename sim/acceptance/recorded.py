@@ -71,8 +71,8 @@ class Recorded(AcceptanceModel):
                 )
 
     def _of(self, arm: int) -> list[Any]:
-        N = self.draft_length
-        return [r for r in self.rounds if r.arm == arm and (r.drafted == N if self.whole else True)]
+        N, rounds = self.draft_length, [r for r in self.rounds if r.arm == arm]
+        return [r for r in rounds if r.positions == N] if self.whole else rounds
 
     def counts(self) -> list[int]:
         """Rounds that each arm can draw from."""

@@ -22,9 +22,9 @@ def sample(kind, stream, a, b, n):
         if kind == 0:
             out[i] = draws.normal(stream)
         elif kind == 1:
-            out[i] = draws.gamma(stream, a)
+            out[i] = draws.gamma(stream, a, draws.gamma_spread(a))
         elif kind == 2:
-            out[i] = draws.beta_odds(stream, a, b)
+            out[i] = draws.beta_odds(stream, a, b, draws.gamma_spread(a), draws.gamma_spread(b))
         else:
             out[i] = uniform(stream)
     return out
@@ -56,6 +56,15 @@ def test_the_ziggurat_closes_at_the_top():
     area = edges[0] * math.exp(-0.5 * edges[1] ** 2)
     assert top_area == pytest.approx(area, rel=1e-9)
     assert (np.diff(edges) < 0).all()
+
+
+def test_the_squeeze_of_gamma_draws_accepts_nothing_that_the_exact_test_would_not():
+    for d in [2 / 3, *np.geomspace(0.667, 1e6, 100)]:
+        c = 1 / math.sqrt(9 * d)
+        x = np.linspace(-1 / c, 20, 20_002)[1:]
+        v = (1 + c * x) ** 3
+        exact = np.exp(0.5 * x**2 + d * (1 - v + np.log(v)))
+        assert (1 - draws.SQUEEZE * (c * x**2) ** 2 < exact + 1e-13).all()
 
 
 def test_xoshiro_gives_the_reference_words():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasd_bandits import make_policy
+from metasd_bandits.policies.kl_ucb import kl_bernoulli_upper
 from metasd_bandits.policies.sh import halving
 
 SEEDS = st.integers(0, 2**31)
@@ -125,3 +128,26 @@ def test_forgetting_scales_the_evidence(keep, seed):
     before = policy._views.pulls.copy()
     policy.forget(keep)
     np.testing.assert_allclose(policy._views.pulls, keep * before)
+
+
+@given(st.integers(1, 12), st.sampled_from([1, 2, 5, 10**9]), st.floats(0.1, 1.0), SEEDS)
+def test_kl_ucb_leaves_out_no_arm_that_could_lead(K, grid, keep, seed):
+    """Against the indices of all arms, after delayed, masked and half-forgotten rounds."""
+    rng = np.random.default_rng(seed)
+    policy = make_policy("kl-ucb")
+    policy.reset(K, seed=0)
+    for _ in range(rng.integers(0, 80)):
+        arm = policy.select(np.arange(K) == rng.integers(K))
+        if rng.random() < 0.9:
+            policy.update(arm, float(np.rint(rng.random() * grid) / grid))
+    if rng.random() < 0.3:
+        policy.forget(keep)
+    s, mask = policy._views, rng.random(K) < 0.8
+    mask[rng.integers(K)] = True
+    budget, trials = math.log(max(s.clock[0], 1.0)), s.pulls + s.pending
+    indices = [
+        kl_bernoulli_upper(m, budget / n) if n else math.inf
+        for m, n in zip(s.mean, trials, strict=True)
+    ]
+    leads = mask & (np.array(indices) == max(np.array(indices)[mask]))
+    np.testing.assert_array_equal(policy.probabilities(mask), leads / leads.sum())

@@ -121,12 +121,26 @@ class TableTarget:
         assert 0 <= n <= len(self.text)
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens: list[int], *, keep: int = 0, features: Sequence[int] = ()) -> Forward:
-        rows = []
-        for token in tokens:
-            self.text.append(token)
-            rows.append(self.logits(tuple(self.text)))
+    def keep(self, n: int, places: Sequence[int]) -> None:
+        block = self.text[len(self.text) - n :]
+        self.rollback(n)
+        self.text += [block[place] for place in places]
+
+    def forward(
+        self,
+        tokens: list[int],
+        *,
+        parents: Sequence[int] | None = None,
+        keep: int = 0,
+        features: Sequence[int] = (),
+    ) -> Forward:
+        texts = [(*self.text, tokens[0])]
+        for i, token in enumerate(tokens[1:]):
+            parent = i if parents is None else parents[i] + 1
+            texts.append((*texts[parent], token))
+        self.text += tokens
         self.forwards += 1
+        rows = [self.logits(text) for text in texts]
         return Forward(torch.tensor(rows, dtype=torch.float64), None)
 
 

@@ -105,6 +105,20 @@ class TestCompiled:
         torch.testing.assert_close(fast.features, own.features, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fast.logits, own.logits, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.parametrize("parents", [[-1, -1], [-1, -1, 0], [-1, 0, 0], [-1, -1, -1]])
+    def test_trees(self, target, monkeypatch, parents) -> None:
+        """Whole blocks and shorter ones, which are filled up."""
+        block = [7, 8, 9, 10][: len(parents) + 1]
+        target.reset()
+        target.prefill(PROMPT)
+        fast = target.forward(block, parents=parents, features=(1, 2))
+        target.rollback(len(block))
+        monkeypatch.setattr(target, "compiled", None)
+        own = target.forward(block, parents=parents, features=(1, 2))
+        target.keep(len(block), [0, len(parents)])
+        torch.testing.assert_close(fast.features, own.features, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fast.logits, own.logits, rtol=1e-4, atol=1e-4)
+
     @pytest.mark.usefixtures("_in_cache")
     def test_compiled_once(self, target, monkeypatch) -> None:
         def refuse(*arguments):

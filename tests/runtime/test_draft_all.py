@@ -17,10 +17,8 @@ from enumeration import (
 from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime import draft_all, sampling
-from metasd_runtime.decoder import Query
+from metasd_runtime.decoder import Query, decode
 from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.draft_all import decode_all
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.router import Router
@@ -29,18 +27,6 @@ from metasd_runtime.stopping import Stopping
 
 PROMPT = torch.tensor([[5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]])
 EXACT = 1e-12
-
-
-class Text(TableTarget):
-    """Its cache is the text, so what is taken back is tokens."""
-
-    def take_back(self, n):
-        tail = self.text[len(self.text) - n :]
-        self.rollback(n)
-        return tail
-
-    def bring_back(self, stored):
-        self.text += stored
 
 
 def table(seed: int, vocab: int, scale: float = 1.5):
@@ -55,13 +41,12 @@ def law(target, drafters, tokens, draft_length=2):
     def run():
         router = Router(drafters, "fixed", "bd", draft_length=draft_length)
         query = Query("0", [0, 1], Sampling(None, True), Stopping(2 + tokens), plain_step=1.0)
-        for _ in decode_all(query, target, router):
+        query.draft_all = True
+        for _ in decode(query, target, router):
             pass
         return tuple(query.tokens[2:])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_all, "draw", lambda p, u: sampling.draw(p, u))  # what is handed out
-        return every_outcome(run)
+    return every_outcome(run)
 
 
 class Short(TableDrafter):
@@ -94,7 +79,7 @@ POOLS = {
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("vocab", [2, 3])
 def test_sampling_is_exact(pool, vocab):
-    target = Text(table(1, vocab), vocab)
+    target = TableTarget(table(1, vocab), vocab)
     tokens = 3 if vocab == 2 or pool == "drawn and copied" else 2
     found = law(target, POOLS[pool](vocab), tokens)
     assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
@@ -103,7 +88,7 @@ def test_sampling_is_exact(pool, vocab):
 
 @pytest.mark.filterwarnings("ignore:drafter 'a' is disabled")
 def test_what_a_breaking_drafter_drew_stands():
-    target = Text(table(1, 2), 2)
+    target = TableTarget(table(1, 2), 2)
     drafters = [Breaks("a", table(2, 2)), TableDrafter("b", table(3, 2))]
     assert deviation(law(target, drafters, 2), own_law(target, [0, 1], 2)) < EXACT
 

@@ -285,13 +285,13 @@ def test_draft_numbers_keyed_by_position_alone_bend_the_law(monkeypatch):
 
 
 def test_mistakes_in_verification_bend_the_law(monkeypatch):
-    def from_p(p, q, token):
+    def from_p(draft, node, p):
         return p
 
-    def greedy_believed(draft, p):
-        return [float(p[j, token] > 0) for j, token in enumerate(draft.tokens)]
+    def greedy_believed(draft, node, p):
+        return float(p[draft.tokens[node]] > 0)
 
-    def not_one_hot(p, q, token):
+    def not_one_hot(draft, node, p):
         return (p - p.mean()).clamp(min=0)
 
     for name, mistake in [
@@ -318,7 +318,7 @@ def test_one_number_for_coin_and_replacement_bends_the_law(monkeypatch):
         drafter = TableDrafter("d", table(2, 3))
         return deviation(decode_law(target, [drafter], [0], 2), own_law(target, [0], 2))
 
-    def one_for_both(self, position, purpose):
+    def one_for_both(self, position, purpose, sibling=0):
         return sampling.uniform(self.seed, self.row, position, Purpose.SAMPLE)
 
     assert deviates() < EXACT
@@ -362,12 +362,14 @@ def test_only_numbers_up_to_the_rejection_count():
         q = torch.rand(3, 3, generator=generator, dtype=torch.float64)
         p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
         draft = Draft(torch.randint(3, (3,), generator=generator).tolist(), q)
-        u = torch.rand(7, generator=generator, dtype=torch.float64).tolist()
-        verdict = verify.speculative(draft, p, u[:3], u[3:])
-        k = verdict.accepted
-        coins = [*u[: k + 1], 0.5, 0.5, 0.5][:3]
-        quantiles = [0.5] * k + [u[3 + k]] + [0.5] * (3 - k)
-        assert verify.speculative(draft, p, coins, quantiles) == verdict
+        looked_at = []
+
+        def number(*key, looked_at=looked_at):
+            looked_at.append(key)
+            return float(torch.rand(1, generator=generator))
+
+        k = verify.speculative(draft, p.log(), number, number).accepted
+        assert looked_at == [*((depth, 0) for depth in range(min(k + 1, 3))), (k,)]
 
 
 def test_the_enumeration_of_one_coin():
@@ -398,6 +400,6 @@ def test_a_number_used_twice_is_one_number():
 
 def test_greedy_takes_the_first_maximum():
     scores = torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    assert verify.greedy([1, 0], scores) == Verdict(2, 0)
-    assert verify.greedy([2, 0], scores) == Verdict(0, 1)
-    assert verify.greedy([1, 1], scores) == Verdict(1, 0)
+    assert verify.greedy(Draft([1, 0]), scores) == Verdict([0, 1], 0)
+    assert verify.greedy(Draft([2, 0]), scores) == Verdict([], 1)
+    assert verify.greedy(Draft([1, 1]), scores) == Verdict([0], 0)
