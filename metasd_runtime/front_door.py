@@ -33,7 +33,7 @@ from metasd_runtime.rows import Prompt, padding_token
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 
-__all__ = ["FrontDoor", "GenerateOutput", "behind", "unpadded"]
+__all__ = ["FrontDoor", "GenerateOutput", "behind", "prompts_of"]
 
 # Arguments of `generate` and of models that this loop cannot honour, with the values that ask
 # for nothing.
@@ -194,6 +194,14 @@ def _prompts(asked: dict[str, Any], target: Target) -> list[Prompt]:
     mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
     mask = mask[:: len(mask) // len(ids)]  # generate repeats it for each return sequence
     return unpadded(ids, mask, target)
+
+
+def prompts_of(ids: Tensor, mask: Any, target: Target) -> list[Prompt]:
+    """The prompts of a call: one, shape (length,) or (1, length), or a batch padded on the left."""
+    if ids.dim() == 2 and (len(ids) > 1 or (mask is not None and ids.numel())):
+        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+        return unpadded(ids, mask, target)
+    return [Prompt(prompt_tokens(ids, mask, target))]
 
 
 def unpadded(ids: Tensor, mask: Tensor, target: Target) -> list[Prompt]:

@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from metasd_bandits import Policy, Round, TraceHeader, checks
-from metasd_runtime.call import Settled, prompt_tokens, settle
+from metasd_runtime.call import Settled, settle
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_pool
 from metasd_runtime.drafters.capped import joint_arms
-from metasd_runtime.front_door import FrontDoor, behind, unpadded
+from metasd_runtime.front_door import FrontDoor, behind, prompts_of
 from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Interrupted, Output
@@ -224,11 +224,7 @@ streamer, tokenizer
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
         ids = torch.as_tensor(input_ids)
-        if ids.dim() == 2 and (len(ids) > 1 or (attention_mask is not None and ids.numel())):
-            mask = torch.ones_like(ids) if attention_mask is None else attention_mask
-            prompts = unpadded(ids, torch.as_tensor(mask), self.target)
-        else:
-            prompts = [Prompt(prompt_tokens(ids, attention_mask, self.target))]
+        prompts = prompts_of(ids, attention_mask, self.target)
         if return_dict_in_generate is not None:
             settings["return_dict_in_generate"] = return_dict_in_generate
         call = functools.partial(
