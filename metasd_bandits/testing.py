@@ -404,16 +404,18 @@ def _many_at_once_are_learned_in_order(policy: Policy) -> None:
     twin = copy.deepcopy(policy)
     rewards = [_reward(t, arm) for t, arm in enumerate(arms)]
     costs = [1.0 + t / K for t in range(len(arms))]
+    # Whoever learns the sound part of it comes to prefer the arm that is worst.
+    misleading: dict[str, Any] = {"arms": [0] * 50, "rewards": [1.0] * 50}
     bad: list[dict[str, Any]] = [
-        {"rewards": [*rewards[:-1], math.nan]},
-        {"rewards": rewards[:-1]},
-        {"costs": [*costs[:-1], 0.0]},
-        {"propensities": [*[0.5] * (len(arms) - 1), 2.0]},
-        {"arms": [*arms[:-1], K]},
+        {"rewards": [*[1.0] * 49, math.nan]},
+        {"rewards": [1.0] * 49},
+        {"costs": [*[1.0] * 49, 0.0]},
+        {"propensities": [*[0.5] * 49, 2.0]},
+        {"arms": [*[0] * 49, K]},
     ]
     for feedback in bad:
         try:
-            policy.update_many(**{"arms": arms, "rewards": rewards, **feedback})
+            policy.update_many(**(misleading | feedback))
         except ValueError:
             continue
         raise AssertionError(

@@ -197,4 +197,4 @@ class LearnsOneOfMany(Sound):
     def update_many(self, arms, rewards, **rounds):
         super().update_many(arms, rewards, **rounds)
         if len(arms) > 1:
-            self.n[arms[0]] += 1
+            self.total[arms[:-1]] = 0.0
