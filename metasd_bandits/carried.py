@@ -81,6 +81,9 @@ class Carried(Policy):
     def update(self, arm: int, reward: float, **round_: Any) -> None:
         self.policy.update(arm, reward, **round_)
 
+    def update_many(self, arms: Sequence[int], rewards: Sequence[float], **rounds: Any) -> None:
+        self.policy.update_many(arms, rewards, **rounds)
+
     def probabilities(
         self, available: Sequence[bool] | NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:

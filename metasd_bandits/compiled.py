@@ -141,6 +141,36 @@ class CompiledPolicy(Policy):
                 return
         self._live.update(self._buffer, arm, reward, cost, propensity)
 
+    def update_many(
+        self,
+        arms: Sequence[int],
+        rewards: Sequence[float],
+        *,
+        costs: Sequence[float] | None = None,
+        propensities: Sequence[float] | None = None,
+    ) -> None:
+        """As `Policy.update_many`, in one call of the compiled kernel."""
+        n = len(arms)
+        every = (
+            np.array([operator.index(arm) for arm in arms], dtype=np.int64),
+            np.array(rewards, dtype=np.float64),
+            np.ones(n) if costs is None else np.array(costs, dtype=np.float64),
+            np.full(n, np.nan) if propensities is None else np.array(propensities, np.float64),
+        )
+        if any(values.shape != (n,) for values in every):
+            raise ValueError(f"update_many was given {n} arms; give as many of everything else")
+        a, r, c, p = every
+        fine = (a >= 0) & (a < self.n_arms) & (r >= 0) & (r <= 1) & (c > 0) & (c < math.inf)
+        fine &= np.isnan(p) | ((p > 0) & (p <= 1))
+        if not fine.all():
+            t = int(fine.argmin())
+            raise ValueError(
+                f"round {t} of {n} (arm={a[t]}, reward={r[t]}, cost={c[t]}, propensity={p[t]}) is "
+                f"out of range: arms lie in [0, {self.n_arms}), rewards in [0, 1], costs are "
+                "positive and finite, propensities in (0, 1]; nothing was learned"
+            )
+        self._live.update_many(self._buffer, a, r, c, p)
+
     def _checked(self, rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         every = np.array(rewards, dtype=np.float64, order="C")
         if every.shape != (self.n_arms,):

@@ -15,6 +15,7 @@ __all__ = ["LiveKernels"]
 
 _BUFFER = float64[::1]
 _STREAM = uint64[::1]
+_ARMS = int64[::1]
 
 
 class LiveKernels:
@@ -43,6 +44,10 @@ class LiveKernels:
     @cached_property
     def update(self) -> Callable[..., None]:
         return _entry(self._module.update_on, _BUFFER, int64, float64, float64, float64)
+
+    @cached_property
+    def update_many(self) -> Callable[..., None]:
+        return _entry(self._module.update_many_on, _BUFFER, _ARMS, _BUFFER, _BUFFER, _BUFFER)
 
     @cached_property
     def update_all(self) -> Callable[..., None]:

@@ -31,6 +31,15 @@ def update_on(buffer, arm, reward, cost, chance):
 
 
 @lean(cache=True)
+def update_many_on(buffer, arms, rewards, costs, chances):
+    s = view(borrow(buffer))
+    arms, rewards = borrow(arms), borrow(rewards)
+    costs, chances = borrow(costs), borrow(chances)
+    for t in range(arms.size):
+        update(s, arms[t], rewards[t], costs[t], chances[t])
+
+
+@lean(cache=True)
 def update_all_on(buffer, arm, rewards, cost, chance):
     update_all(view(borrow(buffer)), arm, rewards, cost, chance)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -104,6 +105,43 @@ class Policy(ABC):
         ValueError
             If a value is NaN, infinite or out of range; the state is unchanged then.
         """
+
+    def update_many(
+        self,
+        arms: Sequence[int],
+        rewards: Sequence[float],
+        *,
+        costs: Sequence[float] | None = None,
+        propensities: Sequence[float] | None = None,
+    ) -> None:
+        """Learn from rounds that ended together (the rows of a batch): as `update`, in order.
+
+        By default it does just that, and takes back what was learned if one is refused.
+        Full-information rounds come one at a time, through `update`.
+
+        Parameters
+        ----------
+        arms, rewards : sequence of length n
+            As for `update`, one for each round.
+        costs, propensities : sequence of length n, optional
+            Likewise; without them, those that `update` assumes.
+
+        Raises
+        ------
+        ValueError
+            If the lengths differ, or a round's feedback is refused; the state is unchanged then.
+        """
+        n = len(arms)
+        costs = [1.0] * n if costs is None else costs
+        propensities = [math.nan] * n if propensities is None else propensities
+        before = copy.deepcopy(vars(self))
+        try:
+            for arm, reward, cost, p in zip(arms, rewards, costs, propensities, strict=True):
+                self.update(arm, reward, cost=cost, propensity=p)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
     def probabilities(
         self, available: Sequence[bool] | NDArray[np.bool_] | None = None

@@ -397,6 +397,42 @@ def _feedback_may_be_late(policy: Policy) -> None:
         )
 
 
+def _many_at_once_are_learned_in_order(policy: Policy) -> None:
+    policy.reset(K, seed=10)
+    _play(policy, 10)
+    arms = [policy.select() for _ in range(2 * K)]
+    twin = copy.deepcopy(policy)
+    rewards = [_reward(t, arm) for t, arm in enumerate(arms)]
+    costs = [1.0 + t / K for t in range(len(arms))]
+    # Whoever learns the sound part of it comes to prefer the arm that is worst.
+    misleading: dict[str, Any] = {"arms": [0] * 50, "rewards": [1.0] * 50}
+    bad: list[dict[str, Any]] = [
+        {"rewards": [*[1.0] * 49, math.nan]},
+        {"rewards": [1.0] * 49},
+        {"costs": [*[1.0] * 49, 0.0]},
+        {"propensities": [*[0.5] * 49, 2.0]},
+        {"arms": [*[0] * 49, K]},
+    ]
+    for feedback in bad:
+        try:
+            policy.update_many(**(misleading | feedback))
+        except ValueError:
+            continue
+        raise AssertionError(
+            f"accepted update_many() with bad {', '.join(feedback)} in the last round; raise "
+            "ValueError before any state changes"
+        )
+    policy.update_many([], [])
+    chances = [(1.0 + t) / (1.0 + len(arms)) for t in range(len(arms))]
+    policy.update_many(arms, rewards, costs=costs, propensities=chances)
+    for arm, reward, cost, chance in zip(arms, rewards, costs, chances, strict=True):
+        twin.update(arm, reward, cost=cost, propensity=chance)
+    assert _play(policy, ROUNDS) == _play(twin, ROUNDS), (
+        "chose otherwise after update_many() than after the same updates one by one, or after "
+        "refusing bad ones; learn in order, and from all rounds or from none"
+    )
+
+
 def _extreme_rewards_are_survived(policy: Policy) -> None:
     for reward in (0.0, 1.0):
         policy.reset(K, seed=0)
@@ -428,6 +464,7 @@ CHECKS: tuple[Callable[[Policy], None], ...] = (
     _bad_feedback_is_refused,
     _keywords_are_accepted,
     _feedback_may_be_late,
+    _many_at_once_are_learned_in_order,
     _masked_arms_are_not_chosen,
     _a_mask_lasts_one_round,
     _probabilities_are_probabilities,

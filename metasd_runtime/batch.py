@@ -100,7 +100,8 @@ class Batch:
         self._routers = [
             router.for_row(self._row_drafters(router, slot), shared) for slot in range(size)
         ]
-        self._lead = router.for_row([], shared)
+        self._lead = router.for_row([], shared)  # of what the rows share
+        self._shared = shared is not None
         self._without = Decision(router.fallback, math.nan)  # not the policy's choice
         self.rows: list[BatchRow] = []
         self._plain = _PlainSteps(self.model)
@@ -158,52 +159,72 @@ class Batch:
         plain = self._plain.seconds(rows) / len(rows)
         selected = self._select_and_draft()
         begin = time.perf_counter()
+        blocks = [[row.query.tokens[-1], *selected[row.slot].draft.tokens] for row in rows]
         forwards = self.model.forward(
             [row.slot for row in rows],
-            [[row.query.tokens[-1], *selected[row.slot].draft.tokens] for row in rows],
+            blocks,
             parents=[selected[row.slot].draft.parents for row in rows],
             features=self._lead.needs_features,
         )
         verified = [
             _verify(row, selected[row.slot], f) for row, f in zip(rows, forwards, strict=True)
         ]
-        share = (time.perf_counter() - begin) / len(rows)
+        seconds = time.perf_counter() - begin
         ended = []
-        for row, forward, (scores, verdict) in zip(rows, forwards, verified, strict=True):
-            timing = Timing(selected[row.slot].seconds, share, plain)
-            ended.append(self._commit(row, selected[row.slot], forward, scores, verdict, timing))
+        for row, (scores, verdict), share in zip(rows, verified, self._shares(blocks), strict=True):
+            timing = Timing(selected[row.slot].seconds, share * seconds, plain)
+            ended.append(self._commit(row, selected[row.slot], scores, verdict, timing))
+        self._learn([e for e in ended if selected[e.row.slot].decision is not self._without])
+        for (row, round_, emitted), f, (_, verdict) in zip(ended, forwards, verified, strict=True):
+            features = f.features_at(verdict.rows[: len(emitted)])
+            row.router.commit(row.query.tokens, features)
+            if row.query.on_round is not None:
+                row.query.on_round(round_)
         for row in rows:
             if row.query.finish is not None:
                 self.release(row)
         return ended
 
+    def _shares(self, blocks: Sequence[Sequence[int]]) -> list[float]:
+        """Whose time a verification was: everyone's alike, where all had to take one drafter."""
+        if self.mode == "homogeneous":
+            return [1 / len(blocks)] * len(blocks)
+        return self._plain.shares([len(block) for block in blocks])
+
     def _commit(
-        self,
-        row: BatchRow,
-        selected: Selected,
-        forward: Forward,
-        scores: Tensor,
-        verdict: Verdict,
-        timing: Timing,
+        self, row: BatchRow, selected: Selected, scores: Tensor, verdict: Verdict, timing: Timing
     ) -> RowRound:
-        """Commit one row's round, and let the policy and the row's drafters learn of it."""
-        query, router = row.query, row.router
-        decision, draft = selected.decision, selected.draft
+        """Commit one row's tokens, and make the record of its round."""
+        query, decision, draft = row.query, selected.decision, selected.draft
         cache = Row(self.model, row.slot)
         emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
-        if query.kept is not None:
-            query.kept.keep(emitted)
+        query.kept.keep(emitted)
         round_ = score(
-            router, decision, query.name, row.rounds, draft, scores, verdict, len(emitted), timing
+            row.router,
+            decision,
+            query.name,
+            row.rounds,
+            draft,
+            scores,
+            verdict,
+            len(emitted),
+            timing,
         )
         row.rounds += 1
-        if decision is not self._without:
-            router.update(round_)
-        features = forward.features_at(verdict.rows[: len(emitted)])
-        router.commit(query.tokens, features)
-        if query.on_round is not None:
-            query.on_round(round_)
         return RowRound(row, round_, emitted)
+
+    def _learn(self, ended: Sequence[RowRound]) -> None:
+        """A policy that the rows share learns from all of their rounds at once."""
+        taught = [e for e in ended if e.row.router.teaches(e.round)]
+        if not self._shared:
+            for row, round_, _ in taught:
+                row.router.update(round_)
+            return
+        self._lead.update_many([e.round for e in taught])
+        share = self._lead.bandit_seconds / len(self.rows)
+        self._lead.bandit_seconds = 0.0
+        for row in self.rows:
+            row.router.bandit_seconds += share
 
     def _select_and_draft(self) -> dict[int, Selected]:
         """An arm and its draft for each slot; a row whose drafter fails selects again.
@@ -248,8 +269,7 @@ def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor
     query, draft = row.query, selected.draft
     scores = query.sampling.scores(forward.logits, query.tokens, draft.before)
     verdict = verify(draft, scores, len(query.tokens), query.sampling)
-    if query.kept is not None:
-        query.kept.see(forward.logits, scores, verdict.rows)
+    query.kept.see(forward.logits, scores, verdict.rows)
     return scores, verdict
 
 
@@ -274,6 +294,20 @@ class _PlainSteps:
                 self._measured[size] = self._measure(rows[:size])
         sizes = sorted(self._measured)
         return float(np.interp(n, sizes, [self._measured[size] for size in sizes]))
+
+    def shares(self, lengths: Sequence[int]) -> list[float]:
+        """Each row's share of a forward over blocks of these lengths.
+
+        A forward costs something, and something for each token; the first is everyone's alike,
+        the second theirs who sent the tokens. So a row that does not draft pays a plain step,
+        whatever its neighbours do.
+        """
+        most = max(self._measured)
+        one, many = self._measured[1], self._measured[most]
+        token = max(0.0, (many - one) / (most - 1)) if most > 1 else 0.0
+        fixed = max(0.0, one - token)
+        costs = [fixed / len(lengths) + token * n for n in lengths]
+        return [cost / sum(costs) for cost in costs]
 
     def _measure(self, rows: Sequence[BatchRow]) -> float:
         times = []

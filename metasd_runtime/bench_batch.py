@@ -1,7 +1,8 @@
 """``make bench-batch``: batches against plain batched decoding, and how a drafter pays its debts.
 
 Contenders take turns (A B C D, A B C D ...), so that drift hits all alike; what is printed are
-ratios of median tokens/s. Every contender emits the same number of tokens: nothing ends early.
+ratios of median tokens/s. Every contender emits the same number of tokens: nothing ends early. Each
+run is written as it ends, and a table is printed behind each batch size.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import functools
 import json
 import statistics
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from metasd_bandits import ConfigError
@@ -45,6 +46,9 @@ def main(
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8",
     drafters: Annotated[str, typer.Option(help="the pool")] = "prompt-lookup,suffix,none",
     policy: Annotated[str, typer.Option(help="the policy")] = "ucb",
+    draft_length: Annotated[
+        str, typer.Option(help="most tokens drafted in a round; 1,5 lets the bandit choose")
+    ] = "5",
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each row")] = 64,
     repeats: Annotated[int, typer.Option(help="turns of each contender")] = 3,
     long: Annotated[int, typer.Option(help="tokens of the long prompt; 0 leaves it out")] = 4000,
@@ -52,25 +56,53 @@ def main(
     peers: Annotated[
         str | None, typer.Option(help="a Python that has economize and flashspec")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="write all runs as JSON here")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="append each run to this file, a line of JSON")
+    ] = None,
 ) -> None:
     """Time batches side by side, then cache strategies on a long prompt."""
     console = Console()
-    loaded = load_target(target, dtype=dtype)
-    loaded.model.generation_config.eos_token_id = None
-    pool = drafters.split(",")
-    console.print(f"{machine()}\n{loaded.dtype}, pool {drafters}, policy {policy}")
-    server = None if peers is None else _Peers(peers, loaded)
-    runs = []
-    for size in track([int(n) for n in batches.split(",")], "batches", console=console):
-        contenders = _contenders(loaded, pool, policy, size, server)
-        runs += _turns(contenders, _rows(loaded, size), max_new_tokens, repeats, size)
-    console.print(_table(runs))
-    debts = _strategies(loaded, long, max_new_tokens, repeats) if long else []
-    if debts:
-        console.print(_debt_table(debts, long))
-    if output is not None:
-        output.write_text(json.dumps({"machine": machine(), "runs": runs, "long": debts}, indent=1))
+    lengths = [int(n) for n in draft_length.split(",")]
+    with ExitStack() as stack:
+        runs = _Runs(None if output is None else stack.enter_context(output.open("a")))
+        loaded = load_target(target, dtype=dtype)
+        loaded.model.generation_config.eos_token_id = None
+        server = None if peers is None else stack.enter_context(_Peers(peers, loaded))
+        plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
+        meta = MetaSD(
+            loaded.model,
+            loaded.tokenizer,
+            drafters=drafters.split(","),
+            policy=policy,
+            draft_length=lengths if len(lengths) > 1 else lengths[0],
+        )
+        console.print(f"{machine()}\n{loaded.dtype}, arms {', '.join(meta.router.arms)}")
+        console.print(f"policy {policy}, {max_new_tokens} tokens for each row")
+        for size in [int(n) for n in batches.split(",")]:
+            contenders = _contenders(loaded, plain, meta, size, server)
+            _turns(console, contenders, _rows(loaded, size), max_new_tokens, repeats, runs)
+            console.print(_table(runs.batches))
+        if long:
+            _strategies(loaded, long, max_new_tokens, repeats, runs)
+            console.print(_debt_table(runs.debts, long))
+
+
+class _Runs:
+    """What was measured, each written as it comes."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+        self.batches: list[dict[str, Any]] = []
+        self.debts: list[dict[str, Any]] = []
+        self._write({"machine": machine(), "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+
+    def add(self, kind: list[dict[str, Any]], **run: Any) -> None:
+        kind.append(run)
+        self._write(run)
+
+    def _write(self, run: dict[str, Any]) -> None:
+        if self._file is not None:
+            print(json.dumps(run), file=self._file, flush=True)
 
 
 def _rows(loaded: LoadedModel, size: int) -> Rows:
@@ -81,23 +113,38 @@ def _rows(loaded: LoadedModel, size: int) -> Rows:
 
 
 def _contenders(
-    loaded: LoadedModel, pool: list[str], policy: str, size: int, peers: _Peers | None
+    loaded: LoadedModel, plain: MetaSD, meta: MetaSD, size: int, peers: _Peers | None
 ) -> dict[str, Contender]:
-    plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
-    meta = MetaSD(loaded.model, loaded.tokenizer, drafters=pool, policy=policy)
     contenders: dict[str, Contender] = {
-        "transformers": lambda rows, n: _theirs(loaded, rows, n),
-        "plain, our loop": lambda rows, n: _ours(plain, rows, n, "homogeneous"),
+        "transformers": functools.partial(_theirs, loaded),
+        "plain, our loop": functools.partial(_ours, plain),
         **{mode: functools.partial(_ours, meta, mode=mode) for mode in _MODES},
     }
     if size == 1:
-        contenders["one prompt, no batch"] = lambda rows, n: _single(meta, rows, n)
-        contenders["transformers assisted (lookup)"] = lambda rows, n: _theirs(
-            loaded, rows, n, prompt_lookup_num_tokens=5
-        )
+        contenders["one prompt, no batch"] = functools.partial(_single, meta)
+        contenders |= _assisted(loaded)
     if peers is not None:
         for name in bench_peers.CONTENDERS:
             contenders[name] = functools.partial(peers.run, name)
+    return contenders
+
+
+def _assisted(loaded: LoadedModel) -> dict[str, Contender]:
+    """One prompt, one drafter, blocks of 5: transformers' assisted generation and ours alike."""
+    layers = max(1, loaded.model.config.num_hidden_layers // 4)
+    theirs: dict[str, dict[str, Any]] = {
+        "prompt-lookup": {"prompt_lookup_num_tokens": 5},
+        f"early-exit:{layers}": {
+            "assistant_early_exit": layers,
+            "num_assistant_tokens": 5,
+            "num_assistant_tokens_schedule": "constant",
+        },
+    }
+    contenders: dict[str, Contender] = {}
+    for name, settings in theirs.items():
+        alone = MetaSD(loaded.model, loaded.tokenizer, drafters=[name], policy="fixed", reward="bd")
+        contenders[f"transformers, {name}"] = functools.partial(_theirs, loaded, **settings)
+        contenders[f"{name} alone"] = functools.partial(_single, alone)
     return contenders
 
 
@@ -127,48 +174,66 @@ def _theirs(loaded: LoadedModel, rows: Rows, n: int, **settings: Any) -> tuple[i
     return len(rows) * (out.shape[1] - width), time.perf_counter() - begin
 
 
-class _Peers:
+class _RefusedError(Exception):
+    """A peer does not do this work; it says why."""
+
+
+class _Peers(AbstractContextManager["_Peers"]):
     """The other packages, in a process of another environment."""
 
     def __init__(self, python: str, loaded: LoadedModel) -> None:
         if loaded.path is None:
             raise ConfigError("peers need the target as a local folder")
         dtype = str(loaded.dtype).removeprefix("torch.")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [python, "-P", bench_peers.__file__, str(loaded.path), dtype, loaded.device.type],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
 
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()  # no more lines: it ends
+        self._errors.close()
+
     def run(self, name: str, rows: Rows, n: int) -> tuple[int, float]:
-        """Tokens and seconds; no tokens where the package refuses."""
+        """Tokens and seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(
-            json.dumps({"contender": name, "rows": rows, "new": n}),
-            file=self._process.stdin,
-            flush=True,
-        )
-        answer = json.loads(self._process.stdout.readline())
+        asked = json.dumps({"contender": name, "rows": rows, "new": n})
+        try:
+            print(asked, file=self._process.stdin, flush=True)
+            answer = json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            self._errors.seek(0)
+            last = self._errors.read().strip().splitlines()[-1:] or ["it said nothing"]
+            raise _RefusedError(f"the peers' process ended: {last[0]}") from None
         if "refused" in answer:
-            print(f"{name}, batch {len(rows)}: {answer['refused']}", file=sys.stderr)
-            return 0, float("inf")
+            raise _RefusedError(answer["refused"])
         return answer["tokens"], answer["seconds"]
 
 
 def _turns(
-    contenders: dict[str, Contender], rows: Rows, n: int, repeats: int, size: int
-) -> list[dict[str, Any]]:
-    for contender in contenders.values():
-        contender(rows, 4)  # warm up
-    runs = []
+    console: Console,
+    contenders: dict[str, Contender],
+    rows: Rows,
+    n: int,
+    repeats: int,
+    runs: _Runs,
+) -> None:
+    """Each contender in turn, but for those that refuse while they are warmed up."""
+    for name in list(contenders):
+        try:
+            contenders[name](rows, 4)
+        except _RefusedError as refused:
+            console.print(f"{name} takes no part at batch {len(rows)}: {refused}")
+            del contenders[name]
     for _ in range(repeats):
         for name, contender in contenders.items():
             tokens, seconds = contender(rows, n)
-            runs.append({"batch": size, "contender": name, "tokens": tokens, "seconds": seconds})
-    return runs
+            runs.add(runs.batches, batch=len(rows), contender=name, tokens=tokens, seconds=seconds)
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
@@ -194,7 +259,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _strategies(loaded: LoadedModel, length: int, n: int, repeats: int) -> list[dict[str, Any]]:
+def _strategies(loaded: LoadedModel, length: int, n: int, repeats: int, runs: _Runs) -> None:
     """A drafter with a cache of its own, chosen at random against prompt lookup.
 
     The drafter is a model of the target's first layers (early exit, but with its own cache).
@@ -210,24 +275,21 @@ def _strategies(loaded: LoadedModel, length: int, n: int, repeats: int) -> list[
         pools[name] = MetaSD(
             loaded.model, loaded.tokenizer, drafters=["prompt-lookup", strategy], policy="uniform"
         )
-    runs = []
     for _ in range(repeats):
         for name, meta in pools.items():
             out = meta.generate(prompt, max_new_tokens=n, seed=0, return_dict_in_generate=True)
             assert isinstance(out, Output)
             s, mine = out.statistics, [r for r in out.trace.rounds if r.arm == 1]
             decoding = s.seconds - s.prefill_seconds
-            runs.append(
-                {
-                    "cache": name,
-                    "tokens_per_second": s.tokens / decoding,
-                    "owed": sum(r.owed for r in mine),
-                    "switch_seconds": s.switch_seconds,
-                    "block_efficiency": s.arms[1].block_efficiency,
-                    "pulls": len(mine),
-                }
+            runs.add(
+                runs.debts,
+                cache=name,
+                tokens_per_second=s.tokens / decoding,
+                owed=sum(r.owed for r in mine),
+                switch_seconds=s.switch_seconds,
+                block_efficiency=s.arms[1].block_efficiency,
+                pulls=len(mine),
             )
-    return runs
 
 
 def _debt_table(runs: list[dict[str, Any]], length: int) -> Table:

@@ -106,16 +106,12 @@ def generate(
     )
     tokenizer = metasd.tokenizer
     assert tokenizer is not None
-    settings: dict[str, Any] = {
+    settings = {
         "max_new_tokens": max_new_tokens,
         "repetition_penalty": repetition_penalty,
         "stop_strings": stop or None,
-        "do_sample": temperature > 0,
+        **_sampling(temperature, {"top_k": top_k, "top_p": top_p, "min_p": min_p}),
     }
-    if temperature > 0:
-        settings |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    elif temperature < 0:
-        raise ConfigError(f"temperature={temperature!r} is negative; give 0 for greedy, or more")
     streamer = (
         None if as_json else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     )
@@ -176,6 +172,15 @@ def _lengths(text: str) -> int | list[int]:
             f"draft_length={text!r} is no whole number; give one, or several as in 2,4,8"
         ) from None
     return lengths[0] if len(lengths) == 1 else lengths
+
+
+def _sampling(temperature: float, filters: dict[str, Any]) -> dict[str, Any]:
+    """Greedy settings at temperature 0, where the filters say nothing."""
+    if temperature < 0:
+        raise ConfigError(f"temperature={temperature!r} is negative; give 0 for greedy, or more")
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, **filters}
 
 
 def _as_dict(output: Any, text: str) -> dict[str, Any]:

@@ -70,6 +70,16 @@ class Query:
     draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
 
+    def interrupt(self, prompt: int, told: int) -> None:
+        """Stop behind the prompt's and the `told` emitted tokens: a round cut short counts nowhere.
+
+        It stands neither in the trace nor in the stream, so it must not in the text.
+        """
+        if self.finish is None or len(self.tokens) > prompt + told:
+            self.finish = Finish.INTERRUPTED
+        del self.tokens[prompt + told :]
+        self.kept.cut(told)
+
 
 def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round, list[int]]]:
     """Decode a query; yields each round's record and the tokens it emitted.

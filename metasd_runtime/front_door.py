@@ -13,9 +13,8 @@ import functools
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from metasd_bandits import Policy, Round, Trace, checks
+from metasd_bandits import Trace, checks
 from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.hf import unwrapped
 from metasd_runtime.output import Output
@@ -34,7 +33,7 @@ from metasd_runtime.rows import Prompt, padding_token
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 
-__all__ = ["FrontDoor", "GenerateOutput", "behind", "unpadded"]
+__all__ = ["FrontDoor", "GenerateOutput", "behind", "prompts_of"]
 
 # Arguments of `generate` and of models that this loop cannot honour, with the values that ask
 # for nothing.
@@ -79,7 +78,13 @@ class _Handover:
             for name in ("tokenizer", "assistant_tokenizer"):
                 if dropped.get(name) is not None:
                     frame.f_locals["kwargs"][name] = dropped[name]
-        return inspect.signature(type(loop).__call__.__get__(loop))
+        own = inspect.signature(type(loop).__call__.__get__(loop))
+        *named, prepared = own.parameters.values()
+        options = [
+            option.replace(kind=option.KEYWORD_ONLY)
+            for option in inspect.signature(CallOptions).parameters.values()
+        ]
+        return own.replace(parameters=[*named, *options, prepared])
 
 
 class FrontDoor(ABC):
@@ -100,24 +105,12 @@ class FrontDoor(ABC):
         tokenizer: Any = None,
         assistant_model: Any = None,
         assistant_tokenizer: Any = None,
-        output_logprobs: bool = False,
-        seed: int | None = None,
-        draft_length: int | None = None,
-        draft_threshold: float | None = None,
-        policy: str | Policy | None = None,
-        pool: Sequence[str] | None = None,
-        speculate: bool = True,
-        shadow: bool | None = None,
-        draft_all: bool | None = None,
-        trace: str | Path | None = None,
-        query: str | None = None,
-        on_round: Callable[[Round], None] | None = None,
         **prepared: Any,
     ) -> GenerateOutput | Tensor:
         """Decode a call of ``model.generate(**inputs, custom_generate=metasd, ...)``.
 
-        All arguments of `transformers`' generate, and those of `MetaSD.generate`. A batch's rows
-        are decoded one after another, each with random numbers of its own.
+        All arguments of `transformers`' generate, and those of `MetaSD.generate` (`CallOptions`).
+        Each of a batch's rows is what it would be alone.
 
         Raises
         ------
@@ -146,24 +139,7 @@ class FrontDoor(ABC):
             let_go(streamer)
             raise
         output, config = self._answer(
-            prompts,
-            call,
-            CallOptions(
-                output_logprobs,
-                seed,
-                draft_length,
-                draft_threshold,
-                policy,
-                pool,
-                speculate,
-                shadow,
-                draft_all,
-                trace,
-                query,
-                on_round,
-            ),
-            streamer,
-            prompt_streamed=True,
+            prompts, call, CallOptions.take(prepared), streamer, prompt_streamed=True
         )
         sequences = behind(input_ids, output, prompts, padding_token(config))
         return _hf_output(output, sequences) if config.return_dict_in_generate else sequences
@@ -218,6 +194,14 @@ def _prompts(asked: dict[str, Any], target: Target) -> list[Prompt]:
     mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
     mask = mask[:: len(mask) // len(ids)]  # generate repeats it for each return sequence
     return unpadded(ids, mask, target)
+
+
+def prompts_of(ids: Tensor, mask: Any, target: Target) -> list[Prompt]:
+    """The prompts of a call: one, shape (length,) or (1, length), or a batch padded on the left."""
+    if ids.dim() == 2 and (len(ids) > 1 or (mask is not None and ids.numel())):
+        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+        return unpadded(ids, mask, target)
+    return [Prompt(prompt_tokens(ids, mask, target))]
 
 
 def unpadded(ids: Tensor, mask: Tensor, target: Target) -> list[Prompt]:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from metasd_bandits import ConfigError, Round, Trace, TraceHeader, TraceWriter, checks
+from metasd_bandits import ConfigError, Round, Trace, TraceWriter, checks
 from metasd_runtime.batch import Batch, BatchRow, Mode
 from metasd_runtime.call import prompt_tokens, settle
 from metasd_runtime.decoder import Query
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.output import Output, stack_scores
+from metasd_runtime.per_call import CallOptions, router_for
 from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.randomness import row_seed
+from metasd_runtime.router import Router
 from metasd_runtime.rows import keep_scores
 from metasd_runtime.statistics import Statistics
-from metasd_runtime.stopping import Finish
 
 __all__ = ["InterruptedMany", "Progress", "RowOutput", "generate_many"]
 
@@ -114,14 +115,20 @@ def generate_many(
     if isinstance(prompts, str | Mapping):
         raise ConfigError("prompts is one prompt; give an iterable of them, such as [prompt]")
     refuse_ragged(metasd.target.model)
-    for name in ("shadow", "draft_all"):
-        if getattr(metasd, name):
+    settings |= {"seed": seed, "trace": trace, "on_round": on_round}
+    options = CallOptions.take(settings)
+    if options.query is not None:
+        raise ConfigError("query names one prompt; give it with that prompt, as a mapping")
+    modes = options.modes(metasd.shadow, metasd.draft_all)
+    for name, wanted in zip(("shadow", "draft_all"), modes, strict=True):
+        if wanted:
             raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
-    seed = int(torch.randint(2**62, (1,))) if seed is None else seed
-    batch = Batch(metasd.target, metasd.router, max_batch, mode, seed)
+    router = router_for(metasd.router, options, metasd.tokenizer)
+    options = replace(options, seed=options.settled_seed())
+    batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
     total = len(prompts) if isinstance(prompts, Sized) else None
-    call = _Many(metasd, batch, iter(prompts), seed, settings, on_round)
-    return _ordered(call.run(trace, _reporter(progress, total), total), order)
+    call = _Many(metasd, router, batch, iter(prompts), options, settings)
+    return _ordered(call.run(_reporter(progress, total), total), order)
 
 
 def _ordered(outputs: Iterator[RowOutput], order: Order) -> Iterator[RowOutput]:
@@ -148,39 +155,27 @@ class _Many:
     def __init__(
         self,
         metasd: MetaSD,
+        router: Router,
         batch: Batch,
         prompts: Iterator[Any],
-        seed: int,
+        options: CallOptions,
         settings: dict[str, Any],
-        on_round: Callable[[Round], None] | None,
     ) -> None:
         self.metasd, self.batch, self.prompts = metasd, batch, prompts
-        self.seed, self.settings, self.on_round = seed, settings, on_round
-        router = metasd.router
-        self.header = TraceHeader(
-            router.arms,
-            router.draft_length,
-            metasd._policy_name,
-            router.reward_name,
-            {
-                "target": metasd.target.model.name_or_path,
-                "scope": router.scope,
-                "mode": batch.mode,
-                "max_batch": batch.size,
-            },
-        )
+        self.options, self.settings = options, settings
+        self.seed = options.settled_seed()
+        self.threshold = options.threshold(metasd.draft_threshold)
+        self.header = metasd._header(router, options.policy, mode=batch.mode, max_batch=batch.size)
         self.jobs: dict[BatchRow, _Job] = {}
         self.admitted = 0
         self.failure: Exception | None = None
 
-    def run(
-        self, trace: str | Path | None, report: _Reporter, total: int | None
-    ) -> Iterator[RowOutput]:
+    def run(self, report: _Reporter, total: int | None) -> Iterator[RowOutput]:
         begin, done, tokens = time.perf_counter(), 0, 0
         with ExitStack() as stack:
             writer = None
-            if trace is not None:
-                writer = TraceWriter(trace, self.header)
+            if self.options.trace is not None:
+                writer = TraceWriter(self.options.trace, self.header)
                 stack.callback(writer.close)
             stack.enter_context(report)
             try:
@@ -231,22 +226,24 @@ class _Many:
             raise ConfigError("a prompt given as a mapping needs its 'input_ids'")
         ids, mask = own.pop("input_ids"), own.pop("attention_mask", None)
         seed = own.pop("seed", None)
-        seed = row_seed(self.seed, index) if seed is None else seed
+        seed = row_seed(self.seed, index) if seed is None else checks.integer("seed", seed, 0)
         name = own.pop("query", None)
+        logprobs = own.pop("output_logprobs", self.options.output_logprobs)
+        for option in CallOptions.names() & own.keys():
+            raise ConfigError(f"{option} is of the whole call; give it to generate_many")
         settings = {**self.settings, **own}
         tokens = prompt_tokens(self._encode(ids), mask, self.metasd.target)
         named = {key: settings.pop(key, None) for key in _NAMED}
-        logprobs = settings.pop("output_logprobs", False)
         settled = settle(self.metasd.target, tokens, **named, seed=seed, settings=settings)
         if (settled.config.num_return_sequences or 1) > 1:
             raise ConfigError(
                 "num_return_sequences is not supported here; give the prompt as often as you like"
             )
         sampling, stopping = settled.sampling, settled.stopping
-        sampling.draft_threshold = self.metasd.draft_threshold
+        sampling.draft_threshold = self.threshold
         query = Query(str(index) if name is None else name, tokens, sampling, stopping, seed)
         query.kept = keep_scores(settled, len(tokens), logprobs)
-        query.on_round = self.on_round
+        query.on_round = self.options.on_round
         return _Job(index, query, len(tokens), time.perf_counter())
 
     def _encode(self, prompt: Any) -> Any:
@@ -276,7 +273,7 @@ class _Many:
             job.prompt_length,
             (query.finish,),
             (len(query.tokens) - job.prompt_length,),
-            **({} if query.kept is None else stack_scores([query.kept])),  # type: ignore[arg-type]
+            **stack_scores([query.kept]),  # type: ignore[arg-type]
             index=job.index,
             seed=query.seed,
         )
@@ -284,8 +281,7 @@ class _Many:
     def _unfinished(self) -> list[RowOutput]:
         outputs = []
         for row, job in self.jobs.items():
-            if job.query.finish is None:
-                job.query.finish = Finish.INTERRUPTED
+            job.query.interrupt(job.prompt_length, sum(r.emitted for r in job.rounds))
             outputs.append(self._output(row, job))
         return outputs
 

@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from metasd_bandits import Policy, Round, TraceHeader, checks
-from metasd_runtime.call import Settled, prompt_tokens, settle
+from metasd_runtime.call import Settled, settle
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.decoder import Query
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_pool
 from metasd_runtime.drafters.capped import joint_arms
-from metasd_runtime.front_door import FrontDoor, behind, unpadded
+from metasd_runtime.front_door import FrontDoor, behind, prompts_of
 from metasd_runtime.learned_router import policy_by_name
 from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Interrupted, Output
@@ -224,11 +224,7 @@ streamer, tokenizer
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
         ids = torch.as_tensor(input_ids)
-        if ids.dim() == 2 and (len(ids) > 1 or (attention_mask is not None and ids.numel())):
-            mask = torch.ones_like(ids) if attention_mask is None else attention_mask
-            prompts = unpadded(ids, torch.as_tensor(mask), self.target)
-        else:
-            prompts = [Prompt(prompt_tokens(ids, attention_mask, self.target))]
+        prompts = prompts_of(ids, attention_mask, self.target)
         if return_dict_in_generate is not None:
             settings["return_dict_in_generate"] = return_dict_in_generate
         call = functools.partial(
@@ -302,7 +298,9 @@ streamer, tokenizer
         trace, on_round
             As for `generate`; the rows' rounds are interleaved, told apart by their query.
         **settings
-            As for `generate`, for every prompt.
+            As for `generate`, for every prompt; ``draft_length``, ``draft_threshold``, ``policy``,
+            ``pool`` and ``speculate`` are of the whole call. ``shadow`` and ``draft_all``, of the
+            call or of the session, are refused: they are not done for rows together.
 
         Yields
         ------
@@ -395,7 +393,7 @@ streamer, tokenizer
             queries.append(query)
         return queries
 
-    def _header(self, router: Router, policy: str | Policy | None) -> TraceHeader:
+    def _header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
         name = self._policy_name if policy is None else str(policy)
-        meta = {"target": self.target.model.name_or_path, "scope": router.scope}
+        meta = {"target": self.target.model.name_or_path, "scope": router.scope, **more}
         return TraceHeader(router.arms, router.draft_length, name, router.reward_name, meta)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,7 @@ __all__ = ["CallOptions", "router_for"]
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What a call of `MetaSD.generate` may ask beyond Hugging Face's own arguments."""
+    """What a call may ask beyond Hugging Face's own arguments (`MetaSD.generate` explains each)."""
 
     output_logprobs: bool = False
     seed: int | None = None
@@ -36,6 +37,16 @@ class CallOptions:
     trace: str | Path | None = None
     query: str | None = None
     on_round: Callable[[Round], None] | None = None
+
+    @classmethod
+    def take(cls, arguments: dict[str, Any]) -> CallOptions:
+        """The options among keyword arguments, taken out of them."""
+        return cls(**{name: arguments.pop(name) for name in cls.names() & arguments.keys()})
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """What the options are called."""
+        return {field.name for field in dataclasses.fields(cls)}
 
     def modes(self, shadow: bool, draft_all: bool) -> tuple[bool, bool]:
         """Whether to draft in shadow, and with all at once; the session's where the call is silent.

@@ -1,25 +1,31 @@
 """A causal language model over rows of different lengths: one forward, padding never felt.
 
-A block of rows is padded on the left to the widest; every row has its own positions and its
-own mask, so that what a row computes is what it would compute alone.
+The blocks stand side by side (`packed`) where the model lets them, else they are padded on the left
+to the widest; every row has its own positions and its own mask, so that what a row computes is
+what it would compute alone.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from metasd_bandits import checks
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
 from metasd_runtime.masks import Masks, refuse_other_logits
+from metasd_runtime.packed import Layout, can_attend, laid_out
 from metasd_runtime.row_storage import RowStorage
 from metasd_runtime.target import CachedModel, Forward, refuse_trees
 from metasd_runtime.tree import Block, moves
 
-__all__ = ["RaggedModel", "Row", "refuse_ragged"]
+__all__ = ["RaggedModel", "Row", "packs", "refuse_ragged"]
 
 _PREFILL_CHUNK = 512
 
@@ -35,6 +41,23 @@ class Row(NamedTuple):
         self.model.keep(self.slot, n, places)
 
 
+class _Aimed(NamedTuple):
+    """A forward's inputs, and how its outputs fall to the rows."""
+
+    ids: Tensor
+    positions: Tensor
+    masks: Tensor | dict[str, Tensor]
+    keep: int | Tensor
+    packed: bool
+    context: AbstractContextManager[None]
+
+    def split(self, output: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """The (length, width) part of each row."""
+        if self.packed:
+            return list(output[0].split(list(lengths)))
+        return [row[-n:] for row, n in zip(output, lengths, strict=True)]
+
+
 class RaggedModel:
     """A causal LM and the tokens it has read in each of several rows.
 
@@ -46,6 +69,13 @@ class RaggedModel:
     storage : RowStorage, optional
         Shared storage (early exit drafts in the target's own first layers); ``model`` uses its
         first layers then.
+
+    Attributes
+    ----------
+    packs : bool
+        Whether blocks of different lengths stand side by side, without padding.
+    forwards : int
+        Those that were made.
     """
 
     def __init__(
@@ -59,6 +89,7 @@ class RaggedModel:
         self._cache = cache_of(self.storage.layers[:n_layers])
         self._cache_argument = cache_argument(model)
         self._masks = Masks(model)
+        self.packs = packs(model)
         self.forwards = 0
 
     @property
@@ -119,7 +150,6 @@ class RaggedModel:
         """
         storage = self.storage
         order = sorted(range(len(slots)), key=lambda i: storage.place(slots[i]))
-        inner = [slots[i] for i in order]
         trees = {
             row: Block(storage.lengths[slots[i]], parents[i] or [])
             for row, i in enumerate(order)
@@ -127,36 +157,36 @@ class RaggedModel:
         }
         if trees:
             refuse_trees(self.model)
-        ids, positions, end = self._aim(inner, [blocks[i] for i in order], trees)
-        output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._masks(positions, end, trees),
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(features),
-            return_dict=True,
-            **{self._cache_argument: self._cache},
-        )
+        aimed = self._aim([slots[i] for i in order], [blocks[i] for i in order], trees, keep)
+        with aimed.context:
+            output = self.model(
+                input_ids=aimed.ids,
+                position_ids=aimed.positions,
+                attention_mask=aimed.masks,
+                use_cache=True,
+                logits_to_keep=aimed.keep,
+                output_hidden_states=bool(features),
+                return_dict=True,
+                **{self._cache_argument: self._cache},
+            )
         self.forwards += 1
         for slot, block in zip(slots, blocks, strict=True):
             storage.lengths[slot] += len(block)
-        logits = output.logits.float()
         states = [output.hidden_states[layer] for layer in features]
-        hidden = torch.cat(states, -1) if states else None
-        results: dict[int, Forward] = {}
-        for row, i in enumerate(order):
-            n = len(blocks[i])
-            results[i] = Forward(logits[row, -n:], None if hidden is None else hidden[row, -n:])
-        return [results[i] for i in range(len(slots))]
+        lengths = [len(blocks[i]) for i in order]
+        logits = aimed.split(output.logits, [min(n, keep or n) for n in lengths])
+        hidden = aimed.split(torch.cat(states, -1), lengths) if states else [None] * len(slots)
+        results = dict(zip(order, zip(logits, hidden, strict=True), strict=True))
+        return [Forward(results[i][0].float(), results[i][1]) for i in range(len(slots))]
 
     def _aim(
         self,
         slots: Sequence[int],
         blocks: Sequence[Sequence[int]],
         trees: Mapping[int, Block],
-    ) -> tuple[Tensor, Tensor, int]:
-        """The padded block and its positions; the storage is told where it will be written.
+        keep: int,
+    ) -> _Aimed:
+        """What the model is given; the storage is told where it will write.
 
         Padding stands at the position of its row's first token and is written behind the last,
         where the row's own next block overwrites it.
@@ -171,10 +201,21 @@ class RaggedModel:
             positions.append([start] * padding + list(standing))
             written.append([*range(start + n, start + width), *range(start, start + n)])
         device = self.model.device
-        packed = torch.tensor([ids, positions, written]).to(device)
+        given = torch.tensor([ids, positions, written]).to(device)
+        places = [self.storage.place(slot) for slot in slots]
         end = max(lengths) + width
-        self.storage.aim([self.storage.place(slot) for slot in slots], packed[2], end)
-        return packed[0], packed[1], end
+        masks = self._masks(given[1], end, trees)
+        if not self.packs or all(len(block) == width for block in blocks):
+            self.storage.aim(places, torch.tensor(places, device=device)[:, None], given[2], end)
+            return _Aimed(given[0], given[1], masks, keep, False, nullcontext())
+        starts = torch.tensor([width - len(block) for block in blocks], device=device)
+        tokens = torch.arange(width, device=device) >= starts[:, None]
+        rows, columns = tokens.nonzero(as_tuple=True)
+        given = given[:, None, rows, columns]  # (3, 1, tokens)
+        self.storage.aim(places, torch.tensor(places, device=device)[rows][None], given[2], end)
+        last = (columns >= width - keep).nonzero()[:, 0] if keep else 0
+        context = laid_out(self.model, Layout(rows, columns, (len(slots), width)))
+        return _Aimed(given[0], given[1], masks, last, True, context)
 
     def prefill(
         self, slot: int, tokens: Sequence[int], features: Sequence[int] = ()
@@ -221,3 +262,40 @@ def refuse_ragged(model: PreTrainedModel) -> None:
 
     what = "decode a batch of different lengths"
     refuse_other_logits(model, what, "give one prompt a call", together, alone)
+
+
+_packs: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
+
+
+def packs(model: PreTrainedModel) -> bool:
+    """Whether blocks of different lengths can go through a model side by side (`packed`).
+
+    Tried once for each model, on two rows that are computed padded as well.
+    """
+    if model not in _packs:
+        _packs[model] = False  # until it is known: the trial makes ragged models, too
+        try:
+            if can_attend(model):
+                refuse_other_logits(
+                    model,
+                    "be given blocks side by side",
+                    "they are padded",
+                    functools.partial(_two_blocks, model, True),
+                    functools.partial(_two_blocks, model, False),
+                )
+                _packs[model] = True
+        except checks.ConfigError:
+            pass
+    return _packs[model]
+
+
+@torch.inference_mode()
+def _two_blocks(model: PreTrainedModel, packed: bool) -> list[Tensor]:
+    """Logits of two rows' blocks, all and the last alone."""
+    ragged, blocks = RaggedModel(model, 2), [[1], [1, 0, 1]]
+    ragged.packs = packed
+    for slot, text in enumerate(([0, 1, 1, 0, 1], [1, 0])):
+        ragged.storage.open(slot)
+        ragged.prefill(slot, text)
+    forwards = [*ragged.forward([0, 1], blocks), *ragged.forward([0, 1], blocks, keep=1)]
+    return [forward.logits for forward in forwards]

@@ -176,6 +176,10 @@ class Reading:
     ----------
     tokens : list of int
         What the cache holds: a view of the text, then drafts.
+    owed : int
+        Of the tokens that the last plan says to read, those that are a debt: all but the text's
+        last, which every draft begins with, and, where the drafter drafted in the round before as
+        well, but the one it had not read itself of a block that was accepted whole.
     """
 
     def __init__(self, strategy: CacheStrategy) -> None:
@@ -185,6 +189,8 @@ class Reading:
     def restart(self) -> None:
         """A new text begins; the cache is empty."""
         self.tokens: list[int] = []
+        self.owed = 0
+        self._drafts = self._drafted = False  # in this round, in the one before
         self._gap = _WHOLE
         self._stands = 0  # leading tokens known to be the text's
 
@@ -195,7 +201,7 @@ class Reading:
         -------
         forget : int
             Last tokens of the cache to roll back.
-        owed : list of int
+        unread : list of int
             Tokens to read then, at least one.
         """
         forget = self.settle(text)
@@ -207,8 +213,17 @@ class Reading:
         forget += self._cut(keep)
         self._gap = new
         if keep < new.start:
-            return forget, [*text[keep : new.start], *text[new.end :]]
-        return forget, list(text[keep + new.size :])
+            unread = [*text[keep : new.start], *text[new.end :]]
+        else:
+            unread = list(text[keep + new.size :])
+        self._drafts = True
+        self.owed = max(0, len(unread) - 1 - self._drafted)
+        return forget, unread
+
+    def end_round(self, text: Sequence[int]) -> int:
+        """A round ended, and this is the text now; as `settle`."""
+        self._drafted, self._drafts = self._drafts, False
+        return self.settle(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The cache has read these too."""

@@ -17,7 +17,6 @@ from metasd_runtime.output import Interrupted, Output, pad_rows, stack_scores
 from metasd_runtime.ragged import refuse_ragged
 from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
-from metasd_runtime.stopping import Finish
 from metasd_runtime.target import Target
 
 __all__ = ["Request", "let_go"]
@@ -81,21 +80,14 @@ class Request:
                     for row in self.rows:
                         self._decode(row)
             except KeyboardInterrupt:
+                for row, prompt in zip(self.rows, self._prompts, strict=True):
+                    row.interrupt(
+                        prompt, sum(r.emitted for r in self._rounds if r.query == row.name)
+                    )
                 begun = [row for row in self.rows if row.prefill_seconds or row is self.rows[0]]
-                for row in begun:
-                    row.finish = row.finish or Finish.INTERRUPTED
-                    self._forget_cut_round(row)
                 output = self._output(begun, time.perf_counter() - begin, forwards)
                 raise Interrupted(output) from None
         return self._output(self.rows, time.perf_counter() - begin, forwards)
-
-    def _forget_cut_round(self, row: Query) -> None:
-        """A round cut short counts nowhere: not in the trace or the stream, so not in the text."""
-        told = sum(round_.emitted for round_ in self._rounds if round_.query == row.name)
-        prompt = self._prompts[[r is row for r in self.rows].index(True)]
-        del row.tokens[prompt + told :]
-        if row.kept is not None:
-            row.kept.cut(told)
 
     @contextmanager
     def _open(self) -> Iterator[None]:

@@ -199,9 +199,13 @@ class Router:
             return Decision(self.fallback, math.nan)
         return Decision(operator.index(decision.arm), decision.propensity)
 
+    def teaches(self, round_: Round) -> bool:
+        """Whether a round says something of an arm: it fell back to no other, and broke nothing."""
+        return round_.arm < self.n_competing and round_.arm not in self.disabled
+
     def update(self, round_: Round) -> None:
-        """Let the policy learn from a round (not from one that fell back to no draft)."""
-        if round_.arm >= self.n_competing or round_.arm in self.disabled:
+        """Let the policy learn from a round that teaches."""
+        if not self.teaches(round_):
             return
         begin = time.perf_counter()
         self.policy.update(
@@ -210,6 +214,17 @@ class Router:
             cost=round_.step,
             propensity=round_.propensity,
             rewards=self._every_reward(round_),
+        )
+        self.bandit_seconds += time.perf_counter() - begin
+
+    def update_many(self, rounds: Sequence[Round]) -> None:
+        """Let the policy learn from rounds that ended together, all of which teach."""
+        begin = time.perf_counter()
+        self.policy.update_many(
+            [round_.arm for round_ in rounds],
+            [round_.reward for round_ in rounds],
+            costs=[round_.step for round_ in rounds],
+            propensities=[round_.propensity for round_ in rounds],
         )
         self.bandit_seconds += time.perf_counter() - begin
 

@@ -67,15 +67,16 @@ class RowStorage:
         slots = self._slot_at
         slots[i], slots[j] = slots[j], slots[i]
 
-    def aim(self, places: Sequence[int], positions: Tensor, end: int) -> None:
+    def aim(self, places: Sequence[int], rows: Tensor, positions: Tensor, end: int) -> None:
         """Tell the layers which rows the coming forward concerns.
 
         Parameters
         ----------
         places : sequence of int
             In increasing order.
-        positions : (rows, width) int64
-            Where the keys of each row's block are written.
+        rows, positions : (rows, width) int64, or (1, tokens) where they are packed
+            The place and the position at which each token's keys are written (`rows` may be
+            broadcast).
         end : int
             Keys ``[0, end)`` of each row are attended to (as far as the mask allows).
         """
@@ -83,7 +84,7 @@ class RowStorage:
         self.rows: slice | Tensor = (
             slice(0, len(places)) if whole else torch.tensor(places, device=positions.device)
         )
-        self.written = torch.tensor(places, device=positions.device)[:, None], positions
+        self.written = rows, positions
         self.end = end
         if end > self.capacity:
             self.capacity = max(end, 2 * self.capacity)

@@ -74,7 +74,7 @@ class ForeignModel(Drafter):
         self.vocab_size = vocab_size
         self.lm = CachedModel(model)
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
-        self._read: list[int] = []
+        self.start(())
 
     def clone(self) -> ForeignModel:
         return type(self)(
@@ -83,7 +83,11 @@ class ForeignModel(Drafter):
 
     def start(self, tokens: Sequence[int]) -> None:
         self.lm.reset()
-        self._read = []
+        self._read: list[int] = []
+        self._drafts = self._drafted = False  # in this round, in the one before
+
+    def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
+        self._drafted, self._drafts = self._drafts, False
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
         begin = time.perf_counter()
@@ -92,11 +96,13 @@ class ForeignModel(Drafter):
         if not reading:
             return Draft()
         refuse_beyond(self.lm.max_length, len(reading) + n)
-        owed = self._turn_to(reading)
-        logits = self._forward(owed)
-        catching_up = (time.perf_counter() - begin) * (len(owed) - 1) / len(owed)
+        unread = self._turn_to(reading)
+        logits = self._forward(unread)
+        owed = max(0, len(unread) - 1 - self._drafted)  # as `Reading.owed`
+        catching_up = (time.perf_counter() - begin) * owed / len(unread)
+        self._drafts = True
         draft = self.draft_behind(tokens, n, sampling, logits)
-        draft.owed, draft.switch_seconds = len(owed) - 1, catching_up
+        draft.owed, draft.switch_seconds = owed, catching_up
         return draft
 
     @abstractmethod

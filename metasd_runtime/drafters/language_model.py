@@ -58,13 +58,14 @@ class LanguageModel(Drafter):
         self._reading.restart()
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
-        forget, owed = self._reading.plan(tokens, n)
+        forget, unread = self._reading.plan(tokens, n)
         self.lm.rollback(forget)
-        refuse_beyond(self.lm.max_length, len(self._reading.tokens) + len(owed) + n)
+        refuse_beyond(self.lm.max_length, len(self._reading.tokens) + len(unread) + n)
         text, drafted, rows = list(tokens), list[int](), list[Tensor]()
         begin = time.perf_counter()
-        logits = self._forward(owed)
-        catching_up = (time.perf_counter() - begin) * (len(owed) - 1) / len(owed)
+        logits = self._forward(unread)
+        owed = self._reading.owed
+        catching_up = (time.perf_counter() - begin) * owed / len(unread)
         for j in range(n):
             if j:
                 logits = self._forward(drafted[-1:])
@@ -74,11 +75,11 @@ class LanguageModel(Drafter):
             rows.append(probs)
             if not sampling.confident(token, probs):
                 break
-        return Draft(drafted, torch.stack(rows), len(owed) - 1, catching_up)
+        return Draft(drafted, torch.stack(rows), owed, catching_up)
 
     def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Keep of what was read the part that stands."""
-        self.lm.rollback(self._reading.settle(tokens))
+        self.lm.rollback(self._reading.end_round(tokens))
 
     def _forward(self, tokens: list[int]) -> Tensor:
         for start in range(0, len(tokens), READ_CHUNK):

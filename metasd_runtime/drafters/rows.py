@@ -159,46 +159,46 @@ class LanguageModelRows(RowsDrafter):
             self._open[slot] = False
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
-        owed: dict[int, list[int]] = {}
+        unread: dict[int, list[int]] = {}
         over: dict[int, Exception] = {}
         for slot, tokens, n, _ in asks:
             reading = self._readings[slot]
-            forget, owed[slot] = reading.plan(tokens, n)
+            forget, unread[slot] = reading.plan(tokens, n)
             self._lm.rollback(slot, forget)
             try:
-                refuse_beyond(self._lm.max_length, len(reading.tokens) + len(owed[slot]) + n)
+                refuse_beyond(self._lm.max_length, len(reading.tokens) + len(unread[slot]) + n)
             except DrafterUnavailableError as error:
                 over[slot] = error
         ready = [ask for ask in asks if ask.slot not in over]
-        drafts = self._draft(ready, owed) if ready else {}
+        drafts = self._draft(ready, unread) if ready else {}
         return [over.get(ask.slot) or drafts[ask.slot] for ask in asks]
 
     def _draft(
-        self, asks: Sequence[Ask], owed: dict[int, list[int]]
+        self, asks: Sequence[Ask], unread: dict[int, list[int]]
     ) -> dict[int, Draft | Exception]:
         """Pay the debts, large ones row by row, small ones together; then draft."""
         begin = time.perf_counter()
-        blocks = {ask.slot: self._prefill(ask.slot, owed[ask.slot]) for ask in asks}
+        blocks = {ask.slot: self._prefill(ask.slot, unread[ask.slot]) for ask in asks}
         prefilled = time.perf_counter() - begin
         first = self._read([ask.slot for ask in asks], list(blocks.values()))
-        width = max(len(block) for block in blocks.values())
         read = time.perf_counter() - begin - prefilled
-        switching = prefilled + read * (width - 1) / width
+        debts = {ask.slot: self._readings[ask.slot].owed for ask in asks}
+        small = sum(min(debts[slot], len(block) - 1) for slot, block in blocks.items())
+        switching = prefilled + read * small / sum(map(len, blocks.values()))
         drafts = _draft_together(asks, first, self._read)
-        debts = {ask.slot: len(owed[ask.slot]) - 1 for ask in asks}
         for slot, draft in drafts.items():
             if isinstance(draft, Draft):
                 draft.owed = debts[slot]
                 draft.switch_seconds = switching * debts[slot] / max(1, sum(debts.values()))
         return drafts
 
-    def _prefill(self, slot: int, owed: list[int]) -> list[int]:
+    def _prefill(self, slot: int, unread: list[int]) -> list[int]:
         """Read a large debt, all but its last token; what is left goes with the other rows'."""
-        if len(owed) <= _SMALL_DEBT:
-            return owed
-        self._lm.prefill(slot, owed[:-1])
-        self._readings[slot].extend(owed[:-1])
-        return owed[-1:]
+        if len(unread) <= _SMALL_DEBT:
+            return unread
+        self._lm.prefill(slot, unread[:-1])
+        self._readings[slot].extend(unread[:-1])
+        return unread[-1:]
 
     def _read(self, slots: list[int], blocks: list[list[int]]) -> list[Tensor]:
         forwards = self._lm.forward(slots, blocks, keep=1)
@@ -207,7 +207,7 @@ class LanguageModelRows(RowsDrafter):
         return [fit(forward.logits[-1], self.vocab_size) for forward in forwards]
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
-        self._lm.rollback(slot, self._readings[slot].settle(tokens))
+        self._lm.rollback(slot, self._readings[slot].end_round(tokens))
 
 
 def _draft_together(

@@ -183,3 +183,18 @@ class SticksUntilARewardComes(Sound):
             return self.last
         self.last = super().select(available)
         return self.last
+
+
+class LearnsManyUntilItRefuses(Sound):
+    def update_many(self, arms, rewards, *, costs=None, propensities=None):
+        costs = costs or [1.0] * len(arms)
+        propensities = propensities or [math.nan] * len(arms)
+        for arm, reward, cost, p in zip(arms, rewards, costs, propensities, strict=True):
+            self.update(arm, reward, cost=cost, propensity=p)
+
+
+class LearnsOneOfMany(Sound):
+    def update_many(self, arms, rewards, **rounds):
+        super().update_many(arms, rewards, **rounds)
+        if len(arms) > 1:
+            self.total[arms[:-1]] = 0.0

@@ -63,6 +63,8 @@ def test_three_methods_are_enough():
         (broken.GivesItsStateAway, "saved state is a copy", "copy arrays"),
         (broken.SavesArrays, "state round trips", "JSON cannot hold"),
         (broken.SticksUntilARewardComes, "feedback may be late", "count pulls in flight"),
+        (broken.LearnsManyUntilItRefuses, "many at once are learned in order", "or from none"),
+        (broken.LearnsOneOfMany, "many at once are learned in order", "one by one"),
         (broken.RemembersEverything, "memory is bounded", "not the history"),
         (broken.ResetKeepsTheRecord, "a seed fixes the run", "forget everything"),
         (broken.PrefersTheLastArm, "permuting arms permutes decisions", "own record"),

@@ -10,6 +10,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from metasd_bandits import ConfigError, Policy, read_trace
 from metasd_bandits.policies.uniform import Uniform
+from metasd_runtime.batch import _PlainSteps
 from metasd_runtime.draft import Draft, Drafter
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.many import InterruptedMany, Progress
@@ -229,6 +230,48 @@ def test_homogeneous_takes_one_arm_a_round_and_learns_from_every_row(target):
         assert arms == {i % 3}
 
 
+class CountedAtOnce(Counted):
+    """Records the feedback that comes for several rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.together = []
+
+    def update_many(self, arms, rewards, *, costs, propensities):
+        assert len(arms) == len(rewards) == len(costs) == len(propensities)
+        self.together.append(list(arms))
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope"), [("homogeneous", "query"), ("heterogeneous", "carried")]
+)
+def test_the_feedback_of_a_round_comes_at_once_where_rows_share_a_policy(target, mode, scope):
+    policy = CountedAtOnce()
+    metasd = MetaSD(
+        target, drafters=["prompt-lookup", "early-exit:1"], policy=policy, reward="bd", scope=scope
+    )
+    rows = [{"input_ids": [1 + n], "max_new_tokens": n} for n in (1, 6, 12)]
+    outputs = list(metasd.generate_many(rows, mode=mode))
+    rounds = [[r.arm for r in output.trace.rounds] for output in outputs]
+    expected = [[arms[i] for arms in rounds if i < len(arms)] for i in range(max(map(len, rounds)))]
+    assert policy.together == expected
+    assert policy.learned == []
+
+
+@given(
+    st.floats(0.01, 10),
+    st.floats(0, 10),
+    st.lists(st.integers(1, 8), min_size=1, max_size=9),
+)
+def test_a_rows_share_of_a_forward_is_what_its_tokens_cost(fixed, token, lengths):
+    """Where a forward over n tokens takes fixed + token * n, as measured for 1 and for 8."""
+    steps = object.__new__(_PlainSteps)
+    steps._measured = {1: fixed + token, 8: fixed + 8 * token}
+    seconds = fixed + token * sum(lengths)
+    for n, share in zip(lengths, steps.shares(lengths), strict=True):
+        assert share * seconds == pytest.approx(fixed / len(lengths) + token * n)
+
+
 def test_a_carried_policy_has_the_pulls_of_all_rows_in_flight(target):
     """Heterogeneous rows that share a policy: all decide, then all learn."""
     policy = Counted()
@@ -343,6 +386,79 @@ def test_an_interruption_hands_over_what_was_made(target):
     assert made[2].finish is Finish.LENGTH
     assert made[0].finish is made[1].finish is Finish.INTERRUPTED
     assert made[0].new_tokens == plain(target, [1, 2], len(made[0].new_tokens))[2:]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_round_cut_short_is_in_no_rows_text(target, mode):
+    """The trace and the texts tell one story, wherever the callback stops everything."""
+    for stop in range(1, 8):
+        seen = []
+
+        def interrupt(round_, seen=seen, stop=stop):
+            seen.append(round_)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        metasd = MetaSD(target, drafters=["prompt-lookup", "early-exit:1"], reward="bd")
+        rows = [[1, 2], {"input_ids": [3], "max_new_tokens": 1}, [4, 5, 6]]
+        outputs = metasd.generate_many(rows, mode=mode, max_new_tokens=9, on_round=interrupt)
+        with pytest.raises(InterruptedMany) as interrupted:
+            list(outputs)
+        for output in interrupted.value.outputs:
+            assert len(output.new_tokens) == sum(r.emitted for r in output.trace.rounds)
+            done = output.index == 1 and len(output.new_tokens) == 1
+            assert output.finish is (Finish.LENGTH if done else Finish.INTERRUPTED)
+
+
+def test_a_calls_own_wishes_hold_for_all_its_rows(target):
+    metasd = MetaSD(target, drafters=["prompt-lookup", "suffix", "early-exit:2"], reward="bd")
+    prompts = prompts_of(3)
+
+    def rounds(**wishes):
+        outputs = list(metasd.generate_many(prompts, max_new_tokens=12, **wishes))
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert output.sequences[0].tolist() == plain(target, prompt, 12)
+        return [r for output in outputs for r in output.trace.rounds], outputs[0].trace.header
+
+    assert max(r.drafted for r in rounds(draft_length=2)[0]) == 2
+    assert rounds(pool=["early-exit:2", "suffix"])[1].arms[:2] == ("early-exit:2", "suffix")
+    assert {r.arm for r in rounds(policy="fixed:arm=2")[0]} == {2}
+    assert {r.drafted for r in rounds(speculate=False)[0]} == {0}
+    early = {"pool": ["early-exit:2"]}
+    surest = rounds(**early, draft_threshold=0.99)[0]
+    assert sum(r.drafted for r in surest) < sum(r.drafted for r in rounds(**early)[0])
+
+
+@pytest.mark.parametrize("option", ["shadow", "draft_all"])
+def test_what_is_not_done_for_rows_together_is_refused_by_name(target, option):
+    """Of the session or of the call; a call may take back what the session asks for."""
+    wants = MetaSD(target, drafters=["prompt-lookup", "suffix"], **{option: True})
+    silent = MetaSD(target, drafters=["prompt-lookup", "suffix"])
+    with pytest.raises(ConfigError, match=option):
+        wants.generate_many([[1]])
+    with pytest.raises(ConfigError, match=option):
+        silent.generate_many([[1]], **{option: True})
+    [output] = wants.generate_many([[1, 2]], max_new_tokens=3, **{option: False})
+    assert output.sequences[0].tolist() == plain(target, [1, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "own", "message"),
+    [
+        ({"query": "a"}, {}, "query names one prompt"),
+        ({}, {"draft_length": 2}, "draft_length is of the whole call"),
+        ({}, {"shadow": True}, "shadow is of the whole call"),
+        ({}, {"seed": -1}, "seed=-1"),
+        ({"draft_threshold": 1.0}, {}, "draft_threshold"),
+        ({"pool": []}, {}, "selects nothing"),
+        ({"streamer": object()}, {}, "streamer"),
+        ({"num_beams": 2}, {}, "num_beams"),
+    ],
+)
+def test_options_in_the_wrong_place_are_refused_by_name(target, call, own, message):
+    metasd = MetaSD(target, drafters=["prompt-lookup"])
+    with pytest.raises(ConfigError, match=message):
+        list(metasd.generate_many([{"input_ids": [1], **own}], **call))
 
 
 @pytest.mark.parametrize(

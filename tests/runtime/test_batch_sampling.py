@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -38,6 +39,26 @@ def check(counts: dict[tuple[int, ...], int], p: dict[tuple[int, ...], float]) -
         expected.append(n - sum(expected))
     scale = n / sum(expected)
     assert chisquare(observed, [e * scale for e in expected]).pvalue > 1e-3
+
+
+def test_the_check_finds_another_law(tiny_llama):
+    """As many draws as the test below makes, from the right law and from one 0.15 away from it.
+
+    The distance is total variation; finer faults are for the enumerations of other files.
+    """
+    target = tiny_llama(0, vocab=3, layers=2, sharpness=6)
+    right, off = (exact(target, [2, 2], 3, [0, 1, 2], t) for t in (1.5, 0.8))
+    assert sum(abs(right[text] - off[text]) for text in right) / 2 < 0.15
+    rng = np.random.default_rng(0)
+    for law in (right, off):
+        p = np.array(list(law.values()))
+        counts = dict(zip(law, rng.multinomial(800, p / p.sum()).tolist(), strict=True))
+        drawn = {text: n for text, n in counts.items() if n}
+        if law is right:
+            check(drawn, right)
+        else:
+            with pytest.raises(AssertionError):
+                check(drawn, right)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.hf import PreallocatedLayer
+from metasd_runtime.metasd import MetaSD
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.stopping import Stopping
 from metasd_runtime.target import CachedModel, Target
@@ -232,23 +233,46 @@ def test_drafts_after_a_pause_equal_those_of_a_fresh_drafter(world, order):
     assert text == answer[:25]
 
 
-def test_every_draft_accepted_leaves_one_token_owed(world):
-    """The drafter has not read its own last draft, nor the bonus: it owes one token more."""
+def test_every_draft_accepted_leaves_one_token_unread(world):
+    """The drafter has not read its own last draft, nor the bonus. That is no debt of a switch."""
     target = Target(world.model)
-    drafter = LanguageModel(world.model, VOCAB)
-    owed = []
+    owed, unread = [], []
 
     class Watch(LanguageModel):
         def propose(self, tokens, n, sampling):
+            unread.append(len(tokens) - self.lm.length)
             draft = super().propose(tokens, n, sampling)
             owed.append(draft.owed)
+            assert (draft.switch_seconds > 0) == (draft.owed > 0)
             return draft
 
     drafter = Watch(world.model, VOCAB)
     text, rounds = run(target, [drafter], PROMPTS[1], 25, draft_length=4)
     assert text == world.answers[1][:30]
     assert [r.accepted for r in rounds] == [4] * 5
-    assert owed == [len(PROMPTS[1]) - 1, 1, 1, 1, 1]
+    assert unread == [len(PROMPTS[1]), 2, 2, 2, 2]
+    assert owed == [len(PROMPTS[1]) - 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_others_emitted_meanwhile_is_owed(world, together):
+    """Alone and in a batch."""
+    drafter = LanguageModel(world.model, VOCAB)  # every draft of its own is accepted
+    metasd = MetaSD(
+        world.model,
+        drafters=[drafter, Script("silent", lambda t, n: [])],
+        policy=ByTurns([0, 0, 1, 1, 0, 1, 0, 0]),
+        reward="bd",
+        draft_length=4,
+    )
+    arguments = {"max_new_tokens": 28, "eos_token_id": None}
+    if together:
+        [out] = metasd.generate_many([PROMPTS[1]], **arguments)
+    else:
+        out = metasd.generate(torch.tensor([PROMPTS[1]]), return_dict_in_generate=True, **arguments)
+    assert [r.emitted for r in out.trace] == [5, 5, 1, 1, 5, 1, 5, 5]
+    # Unread after two other rounds: the last draft, the bonus, a token of each; but the last.
+    assert [r.owed for r in out.trace] == [len(PROMPTS[1]) - 1, 0, 0, 0, 3, 0, 2, 0]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 import transformers
-from tiny_models import ATTENTION, STATEFUL, VOCAB, build, small_lm
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from tiny_models import ATTENTION, GROUPED, STATEFUL, VOCAB, build, small_lm
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
 
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.hf import output_width
@@ -156,3 +156,26 @@ def test_a_quantised_target_decodes_by_its_own_logits():
     )
     assert [int(step[0].argmax()) for step in out.logits] == out.new_tokens
     assert sum(arm.accepted for arm in out.statistics.arms) > 0
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_bitsandbytes_target_decodes_by_its_own_logits(bits, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    model = build(
+        "LlamaConfig", {**GROUPED, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    )
+    model.save_pretrained(tmp_path)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        dtype=torch.float32,
+        device_map="cpu",
+        quantization_config=BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4),
+    )
+    metasd = MetaSD(quantised, drafters=["prompt-lookup", "early-exit:2"], reward="bd")
+    arguments = {"max_new_tokens": NEW, "seed": 0, "output_logits": True}
+    out = metasd.generate(PROMPT, **arguments, return_dict_in_generate=True)
+    rows = [PROMPT[0].tolist(), [5, 6], [7] * 9]
+    many = metasd.generate_many(rows, **arguments, return_dict_in_generate=True)
+    for output in (out, *many):
+        assert [int(step[0].argmax()) for step in output.logits] == output.new_tokens
+        assert sum(arm.accepted for arm in output.statistics.arms) > 0

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from metasd_bandits import ConfigError
-from metasd_runtime.ragged import RaggedModel, refuse_ragged
+from metasd_runtime.ragged import RaggedModel, packs, refuse_ragged
 from metasd_runtime.target import CachedModel
 
 _SMALL = {
@@ -55,11 +55,12 @@ def tiny(architecture: str, attention: str | None = None):
         return AutoModelForCausalLM.from_config(config).float().eval()
 
 
-def ragged_against_alone(model, texts, blocks) -> float:
+def ragged_against_alone(model, texts, blocks, packed: bool) -> float:
     """Largest distance between a row's logits in company and alone."""
     vocab = model.get_output_embeddings().weight.shape[0]
     texts = [[t % vocab for t in text] for text in texts]
     rows = RaggedModel(model, len(texts) + 1)
+    rows.packs = packed
     slots = list(range(len(texts), 0, -1))  # slot names are not places
     for slot, text in zip(slots, texts, strict=True):
         rows.storage.open(slot)
@@ -91,8 +92,42 @@ def test_a_row_in_company_computes_what_it_computes_alone(architecture, attentio
         [[1], [2], [3]],
         [[4, 4], [9, 8, 7, 6, 5, 4, 3], [1, 1, 1]],
     ]
-    assert ragged_against_alone(model, texts, blocks) < 2e-4
+    for packed in {False, packs(model)}:
+        assert ragged_against_alone(model, texts, blocks, packed) < 2e-4
     refuse_ragged(model)
+
+
+def test_packed_blocks_cost_no_padding():
+    """Sixteen tokens in three rows: sixteen positions go through the layers, not twenty-seven."""
+    model = tiny("llama")
+    rows, seen = RaggedModel(model, 3), []
+    for slot in range(3):
+        rows.storage.open(slot)
+    hook = model.model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].shape[:2])
+    )
+    forwards = rows.forward([0, 1, 2], [[1] * 9, [2], [3] * 6])
+    assert [len(f.logits) for f in forwards] == [9, 1, 6]
+    rows.forward([0, 1, 2], [[4], [5], [6]])  # no padding: nothing to pack
+    hook.remove()
+    assert seen == [(1, 16), (3, 1)]
+
+
+def test_a_model_whose_attention_is_its_own_is_padded():
+    for model in (tiny("gemma2"), tiny("llama", "eager")):
+        assert not packs(model)
+
+
+def test_a_packed_forward_that_breaks_leaves_the_model_as_it_was():
+    model = tiny("llama")
+    rows = RaggedModel(model, 2)
+    for slot in range(2):
+        rows.storage.open(slot)
+    before = model(torch.tensor([[1, 2, 3]])).logits
+    with pytest.raises(IndexError):
+        rows.forward([0, 1], [[1, 2], [model.config.vocab_size]])
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(model(torch.tensor([[1, 2, 3]])).logits, before)
 
 
 @pytest.mark.parametrize("architecture", ["bloom", "gpt_neo"])

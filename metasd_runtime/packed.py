@@ -1,0 +1,76 @@
+"""Blocks of different lengths without padding: side by side, and laid out as rows to attend.
+
+A model's layers treat each token by itself, all but attention. So the blocks of a round can go
+through it as one sequence, of just as many positions as there are tokens, if attention alone sees
+them as rows, padded. Where drafts differ in length, that saves most of the time: a verification of
+many rows is bound by arithmetic, and padding is computed like any token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+__all__ = ["Layout", "can_attend", "laid_out"]
+
+_NAME = "metasd_packed"
+
+
+class Layout(NamedTuple):
+    """Where each token of a packed sequence stands among the padded rows.
+
+    Attributes
+    ----------
+    rows, columns : (tokens,) int64
+    shape : (rows, width)
+    """
+
+    rows: Tensor
+    columns: Tensor
+    shape: tuple[int, int]
+
+
+def can_attend(model: PreTrainedModel) -> bool:
+    """Whether the model's attention is a function that can be exchanged (SDPA's)."""
+    config = model.config.get_text_config(decoder=True)
+    return bool(model._can_set_attn_implementation() and config._attn_implementation == "sdpa")
+
+
+_layout: ContextVar[Layout] = ContextVar("layout")
+
+
+@contextmanager
+def laid_out(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
+    """While this lasts, the model's attention reads packed sequences as rows of that layout."""
+    config = model.config.get_text_config(decoder=True)
+    present = config._attn_implementation
+    token = _layout.set(layout)
+    config._attn_implementation_internal = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = present
+        _layout.reset(token)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+) -> tuple[Tensor, Any]:
+    """SDPA over rows for a query of shape (1, heads, tokens, head_dim); keys are in rows already.
+
+    A padding query is zero and looks where its mask lets it; nobody reads what it finds.
+    """
+    rows, columns, shape = _layout.get()
+    padded = query.new_zeros(*shape, query.shape[1], query.shape[3])
+    padded[rows, columns] = query[0].transpose(0, 1)
+    sdpa = AttentionInterface()["sdpa"]
+    out, weights = sdpa(module, padded.transpose(1, 2), key, value, mask, **more)
+    return out[rows, columns][None], weights
+
+
+AttentionInterface.register(_NAME, _attend)

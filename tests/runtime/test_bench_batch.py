@@ -1,0 +1,71 @@
+"""bench-batch: contenders do the same work, runs are written as they end, peers may refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from metasd_runtime.bench_batch import _contenders, _Peers, _RefusedError, _Runs, _turns
+from metasd_runtime.metasd import MetaSD
+from metasd_runtime.models import LoadedModel
+
+ROWS = [[1, 2, 3, 1, 2, 3, 1], [4, 5]]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_llama, tmp_path_factory):
+    model, folder = tiny_llama(0, vocab=24, layers=4), tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    return LoadedModel(model, None, "tiny", folder)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_contender_emits_the_same_number_of_tokens(loaded, size):
+    plain = MetaSD(loaded.model, drafters=["none"])
+    meta = MetaSD(loaded.model, drafters=["prompt-lookup", "none"])
+    contenders = _contenders(loaded, plain, meta, size, None)
+    assert len(contenders) == (9 if size == 1 else 4)
+    for name, contender in contenders.items():
+        tokens, seconds = contender(ROWS[:size], 9)
+        assert tokens == 9 * size, name
+        assert seconds > 0
+
+
+def test_runs_are_written_as_they_end_and_refusals_said_once():
+    file, said = io.StringIO(), io.StringIO()
+
+    def refuses(rows, n):
+        raise _RefusedError("not this")
+
+    def breaks(rows, n):
+        if n > 4:  # not when it is warmed up
+            raise KeyboardInterrupt
+        return n, 1.0
+
+    contenders = {"works": lambda rows, n: (n, 2.0), "refuses": refuses, "breaks": breaks}
+    with pytest.raises(KeyboardInterrupt):
+        _turns(Console(file=said), contenders, [[1]], 8, 3, _Runs(file))
+    head, run = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert "machine" in head
+    assert run == {"batch": 1, "contender": "works", "tokens": 8, "seconds": 2.0}
+    assert said.getvalue() == "refuses takes no part at batch 1: not this\n"
+
+
+def test_a_peer_that_is_not_installed_refuses_by_name(loaded):
+    """This environment has neither of them."""
+    with _Peers(sys.executable, loaded) as peers:
+        for name, module in (("economize lookup", "economize"), ("flashspec lookup", "flashspec")):
+            with pytest.raises(_RefusedError, match=f"No module named '{module}'"):
+                peers.run(name, ROWS, 4)
+
+
+def test_a_peers_process_that_ends_says_its_last_words(loaded, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no torch here >&2\n")
+    python.chmod(0o755)
+    with _Peers(str(python), loaded) as peers, pytest.raises(_RefusedError, match="no torch here"):
+        peers.run("economize lookup", ROWS, 4)
