@@ -104,6 +104,11 @@ def reproduce(
     if cells:
         data["score"] = score(cells)
         notes = [f"{name}: {value}" for name, value in data["score"].items()]
+    notes += [
+        f"unexplained in table {number}: {load_table(number)['unexplained']}"
+        for number in numbers
+        if "unexplained" in load_table(number)
+    ]
     notes.append(
         "acceptance and round cost come from the single-drafter columns; all else was fitted on "
         f"table 3 (correlation on table 2) and frozen: {_short(fitted)}"
@@ -186,6 +191,13 @@ def score(cells: Sequence[Prediction]) -> dict[str, Any]:
         share = 100.0 * sum(right.values()) / len(right)
         out["rows with the right order of policies % (goal 90)"] = round(share, 1)
         out["rows in another order"] = [f"{t} {name}" for (t, name), ok in right.items() if not ok]
+    learned: dict[int, list[float]] = {}
+    for c in cells:
+        if c.column == "ucb":
+            learned.setdefault(c.table, []).append(c.error)
+    out["UCB, mean error % by table"] = {
+        table: round(float(np.mean(errors)), 1) for table, errors in learned.items()
+    }
     worst = sorted(cells, key=lambda c: -abs(c.error))[:5]
     out["largest errors"] = [f"{c.table} {c.row} {c.column} {c.error:+.1f} %" for c in worst]
     return out

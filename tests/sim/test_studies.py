@@ -278,7 +278,9 @@ def test_claims_hold(group: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subject", ["best-arm", "rewards", "switch"])
+@pytest.mark.parametrize(
+    "subject", ["best-arm", "rewards", "switch", "drafters", "gap", "draft-length"]
+)
 def test_ablations_run(subject: str, tmp_path) -> None:
     picture = tmp_path / "a.png"
     out = run("ablate", subject, "--replications", "30", "--json", "--plot", str(picture))
