@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +16,16 @@ from rich.table import Table
 
 from metasd_bandits import checks
 from metasd_bandits.columns import Reader, by_query, open_trace
+from metasd_bandits.command import plainly
 from metasd_bandits.estimators import ESTIMATORS, estimate
 from metasd_bandits.importers import open_bandit_reader, vowpal_wabbit_reader
-from metasd_bandits.intervals import Estimate, ReplayError
+from metasd_bandits.intervals import Estimate
 from metasd_bandits.parquet import convert as convert_trace
 from metasd_bandits.regret import regret_against_best
 from metasd_bandits.rejection import rejection_replay
 from metasd_bandits.replay import full_replay
 from metasd_bandits.results import ReplayResult, difference
 from metasd_bandits.summary import summarize as summarize_trace
-from metasd_bandits.trace import TraceError
 
 __all__ = ["app", "main"]
 
@@ -60,33 +58,8 @@ def main() -> None:
     app()
 
 
-def _plainly(command: Callable[..., None]) -> Callable[..., None]:
-    """Errors as one sentence with exit status 2, warnings as one line; no traceback."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
-            try:
-                command(*args, **kwargs)
-            except (checks.ConfigError, TraceError, ReplayError) as error:
-                _fail(str(error))
-            except FileNotFoundError as error:
-                _fail(f"{error.filename}: there is no such file or folder")
-            except OSError as error:
-                _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-
-    return run
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
-
-
 @app.command()
-@_plainly
+@plainly
 def summarize(trace: TracePath, as_json: AsJson = False) -> None:
     """Show what a trace holds, and which questions it can answer."""
     reader = open_trace(trace)
@@ -123,7 +96,7 @@ def summarize(trace: TracePath, as_json: AsJson = False) -> None:
 
 
 @app.command()
-@_plainly
+@plainly
 def evaluate(
     trace: TracePath,
     policy: Annotated[str, typer.Argument(help='As in "ucb:beta=0.5"; an arm\'s name; uniform.')],
@@ -172,7 +145,7 @@ def evaluate(
 
 
 @app.command()
-@_plainly
+@plainly
 def compare(
     trace: TracePath,
     policies: Annotated[list[str], typer.Argument(help="Two or more; the first is the reference.")],
@@ -223,7 +196,7 @@ def compare(
 
 
 @app.command()
-@_plainly
+@plainly
 def convert(
     source: Annotated[Path, typer.Argument(help="A trace, or a log to import.")],
     target: Annotated[Path, typer.Argument(help="Ends in .parquet or .jsonl.")],
@@ -253,7 +226,7 @@ def convert(
 
 
 @app.command()
-@_plainly
+@plainly
 def plot(
     trace: TracePath,
     picture: Annotated[Path, typer.Argument(help="Ends in .png, .pdf or .svg.")],

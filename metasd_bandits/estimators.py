@@ -117,8 +117,41 @@ def estimate(
     probabilities = target_probabilities(target, reader)
     log = _survey(reader, probabilities)
     M = math.sqrt(log.rounds) if clip is None else checks.number("clip", clip, 0.0, open_low=True)
-    by_query, by_round = UnitSums(12), UnitSums(12)
-    done = 0
+    sums, unit = _summed(reader, probabilities, log, M, model, progress)
+    quantities = _quantities(reader.header.draft_length, tokens)
+    lost = float(sums[:, EXCESS].sum()) / log.rounds
+    largest_outcome = (1.0, float(reader.header.draft_length + 1))
+    bootstrap, result = Bootstrap(sums, level, seed), []
+    for method in methods:
+        for i, quantity in enumerate(quantities):
+            statistic = _statistic(method, i, tokens)
+            low, high = bootstrap.interval(statistic)
+            value = float(statistic(sums.sum(axis=0)[None])[0])
+            notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
+            if method == "clipped-ips" and lost > 0.0:
+                low, high = _widened(low, high, lost, i, largest_outcome, tokens)
+                notes += (
+                    f"clipping at {M:g} cut {lost:.2%} of the weight; the interval allows it",
+                )
+            result.append(
+                Estimate(
+                    quantity, value, low, high, level, method, unit, len(sums), log.rounds,
+                    log.used, log.effective, log.largest, notes,
+                )
+            )  # fmt: skip
+    return result
+
+
+def _summed(
+    reader: Reader,
+    probabilities: Callable[[Batch], NDArray[np.float64]],
+    log: _Log,
+    M: float,
+    model: Model | None,
+    progress: Progress | None,
+) -> tuple[NDArray[np.float64], str]:
+    """The sums that all estimators are ratios of, by unit of resampling, and the unit's name."""
+    by_query, by_round, done = UnitSums(12), UnitSums(12), 0
     for batch in ahead(reader.batches(_LOGGED)):
         columns = _columns(batch, probabilities(batch), log, M, model)
         by_query.add(batch.query, *columns)
@@ -129,35 +162,17 @@ def estimate(
     unit = "query" if len(reader.query_names) >= FEWEST_UNITS else "round"
     sums = (by_query if unit == "query" else by_round).sums
     _check_weights(sums, unit)
-    if unit == "round" and len(sums) < done:
-        unit = "block of rounds"
-    quantities = ["reward per round"]
-    if reader.header.draft_length:
-        quantities.append("tokens per round")
-    elif tokens is not None:
+    return sums, "block of rounds" if unit == "round" and len(sums) < done else unit
+
+
+def _quantities(draft_length: int, tokens: int | None) -> list[str]:
+    """What can be told; a log that was imported has a draft length of 0 and no tokens."""
+    if draft_length:
+        to_B = [] if tokens is None else [f"rounds to {tokens} tokens"]
+        return ["reward per round", "tokens per round", *to_B]
+    if tokens is not None:
         raise ReplayError("this log holds no tokens (it was imported); leave tokens out")
-    quantities += [f"rounds to {tokens} tokens"] if tokens is not None else []
-    largest_outcome = (1.0, float(reader.header.draft_length + 1))
-    bootstrap, result = Bootstrap(sums, level, seed), []
-    for method in methods:
-        for i, quantity in enumerate(quantities):
-            statistic = _statistic(method, i, tokens)
-            low, high = bootstrap.interval(statistic)
-            value = float(statistic(sums.sum(axis=0)[None])[0])
-            notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
-            lost = float(sums[:, EXCESS].sum()) / done
-            if method == "clipped-ips" and lost > 0.0:
-                low, high = _widened(low, high, lost, i, largest_outcome, tokens)
-                notes += (
-                    f"clipping at {M:g} cut {lost:.2%} of the weight; the interval allows it",
-                )
-            result.append(
-                Estimate(
-                    quantity, value, low, high, level, method, unit, len(sums), done, log.used,
-                    log.effective, log.largest, notes,
-                )
-            )  # fmt: skip
-    return result
+    return ["reward per round"]
 
 
 def target_probabilities(target: Target, reader: Reader) -> Callable[[Batch], NDArray[np.float64]]:

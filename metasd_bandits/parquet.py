@@ -8,8 +8,10 @@ rounds without it, and absent where no round has it. NaN stays NaN: null always 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ __all__ = ["ParquetReader", "convert", "write_parquet"]
 
 _KEY = FORMAT.encode()
 _TEXT = pa.dictionary(pa.int32(), pa.string())
+_ROW_GROUP = 131_072
 _REQUIRED = ("query", "arm", "index", "drafted", "accepted", "emitted", "reward")
 
 
@@ -96,7 +99,8 @@ class ParquetReader(Reader):
         for record in self._file.iter_batches(rows, columns=wanted):
             column = dict(zip(record.schema.names, record.columns, strict=True))
             batch = Batch(self._codes(column["query"], ids, "query"))
-            self.query_names.extend(list(ids)[len(self.query_names) :])
+            new = islice(reversed(ids), len(ids) - len(self.query_names))
+            self.query_names.extend(reversed(list(new)))
             for name in wanted[1 : len(wanted) - len(per_arm) * len(arms)]:
                 if name == "arm":
                     batch.columns[name] = self._codes(column[name], arms, "arm")
@@ -110,23 +114,17 @@ class ParquetReader(Reader):
         """Numbers for dictionary-encoded text; new queries are numbered, new arms refused."""
         if not pa.types.is_dictionary(array.type) or array.null_count:
             raise TraceError(f"{self.path}: column {name!r} must hold text, without nulls")
-        words = array.dictionary.to_pylist()
         codes = array.indices.to_numpy()
-        if name == "arm":
-            foreign = sorted(set(words) - ids.keys())
-            if foreign:
-                raise TraceError(
-                    f"{self.path} names arm {foreign[0]!r}, which its header does not have: "
-                    f"{', '.join(ids)}"
-                )
-            return np.array([ids[word] for word in words], dtype=np.int64)[codes]
-        runs = codes[np.flatnonzero(np.diff(codes, prepend=-1))]
-        used, first = np.unique(runs, return_index=True)
-        for code in used[np.argsort(first)].tolist():
-            ids.setdefault(words[code], len(ids))
-        table = np.zeros(len(words), dtype=np.int64)
-        table[used] = [ids[words[code]] for code in used.tolist()]
-        return table[codes]
+        if name == "query":
+            return _numbered(codes, array.dictionary, ids)
+        words = array.dictionary.to_pylist()
+        foreign = sorted(set(words) - ids.keys())
+        if foreign:
+            raise TraceError(
+                f"{self.path} names arm {foreign[0]!r}, which its header does not have: "
+                f"{', '.join(ids)}"
+            )
+        return np.array([ids[word] for word in words], dtype=np.int64)[codes]
 
     def _numbers(self, array: Any, name: str) -> NDArray[Any]:
         if array.null_count:
@@ -147,10 +145,30 @@ class ParquetReader(Reader):
             if any((mask != present).any() for mask in masks):
                 raise TraceError(f"{self.path}: {name} is null for some arms of a round only")
             arrays = [array.fill_null(0) for array in arrays]
-        table = np.empty((len(arrays), len(batch)), dtype=PER_ARM[name])
+        table = _pooled((len(arrays), len(batch)), PER_ARM[name])
         for row, array in zip(table, arrays, strict=True):
             row[:] = array.to_numpy()
         batch.per_arm[name], batch.present[name] = table, present
+
+
+def _pooled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+    """An array of any content from Arrow's pool, which keeps memory that the last batch freed."""
+    memory = pa.allocate_buffer(math.prod(shape) * np.dtype(dtype).itemsize)
+    return np.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def _numbered(codes: NDArray[np.int32], dictionary: Any, ids: dict[str, int]) -> NDArray[np.int64]:
+    """Queries numbered by first appearance; `ids` knows those before and takes the new ones.
+
+    A query's rounds stand together, so what costs time is done once for each run of them.
+    """
+    starts = np.concatenate(([0], np.flatnonzero(codes[1:] != codes[:-1]) + 1))
+    used, first, back = np.unique(codes[starts], return_index=True, return_inverse=True)
+    words = dictionary.take(pa.array(used)).to_pylist()
+    for place in np.argsort(first).tolist():
+        ids.setdefault(words[place], len(ids))
+    numbers = np.array([ids[word] for word in words], dtype=np.int64)[back]
+    return np.repeat(numbers, np.diff(starts, append=len(codes)))
 
 
 def write_parquet(
@@ -201,7 +219,7 @@ def _write_batches(
         dictionary_pagesize_limit=2**18,  # few values are coded, continuous ones soon stored plain
         write_statistics=False,
     ) as writer:
-        for batch in reader.batches((*SCALARS, *PER_ARM)):
+        for batch in reader.batches((*SCALARS, *PER_ARM), _ROW_GROUP):
             late = [n for n in batch.per_arm if n not in per_arm]
             if late:
                 return 0, late

@@ -13,15 +13,9 @@ from numba import njit
 
 from metasd_bandits.policies.hedge import update, update_all  # bound by specialise
 from metasd_bandits.policies.ucb import select  # bound by specialise
-from metasd_bandits.state import view
+from metasd_bandits.state import put, view
 
 _LEAN: Any = {"_nrt": False, "nogil": True}
-
-
-@njit(cache=True, **_LEAN)
-def restore(buffer, fresh):
-    for i in range(buffer.size):
-        buffer[i] = fresh[i]
 
 
 @njit(cache=True, **_LEAN)
@@ -41,7 +35,7 @@ def play(fresh, buffer, stream, first, last, starts, rewards, costs, some_masked
     timed = costs.shape[1] > 1
     for t in range(first, last):
         if starts[t]:
-            restore(buffer, fresh)
+            put(buffer, fresh)
         if some_masked:
             mask(s, rewards, t)
         arm = select(s, stream)
@@ -56,7 +50,7 @@ def play_all(fresh, buffer, stream, first, last, starts, rewards, costs, some_ma
     timed = costs.shape[1] > 1
     for t in range(first, last):
         if starts[t]:
-            restore(buffer, fresh)
+            put(buffer, fresh)
         broken = some_masked and mask(s, rewards, t)
         arm = select(s, stream)
         cost = costs[arm, t if timed else 0]
@@ -79,7 +73,7 @@ def match(fresh, buffer, stream, first, last, starts, logged, rewards, costs, ke
     timed = costs.size > 1
     for t in range(first, last):
         if starts[t]:
-            restore(buffer, fresh)
+            put(buffer, fresh)
             waiting[0] = -1
         if waiting[0] < 0:
             waiting[0] = select(s, stream)

@@ -26,6 +26,7 @@ __all__ = [
     "new_buffer",
     "pick_by_probability",
     "pick_max",
+    "put",
     "record",
     "share_max",
     "tied_share",
@@ -118,6 +119,13 @@ def named_views(buffer):
 
 
 view = counted(forceinline=True)(named_views)
+
+
+@kernel
+def put(row, values):
+    """Copy values into a row; assigning the array would compile a message for unequal shapes."""
+    for i in range(row.size):
+        row[i] = values[i]
 
 
 @kernel

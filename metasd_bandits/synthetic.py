@@ -24,6 +24,8 @@ from metasd_bandits.trace import TraceHeader
 
 __all__ = ["SyntheticLog", "SyntheticReader"]
 
+_DRAWN_TOGETHER = 131_072  # rounds; part of the law, since it orders the random numbers
+
 
 @dataclass(frozen=True)
 class SyntheticLog:
@@ -105,7 +107,7 @@ class SyntheticReader(Reader):
         law = self.law
         self.query_names = [f"q{i}" for i in range(law.queries)]
         rng = np.random.default_rng(law.seed)
-        together = max(1, min(law.queries, BATCH_ROWS // law.rounds))
+        together = max(1, min(law.queries, _DRAWN_TOGETHER // law.rounds))
         for first in range(0, law.queries, together):
             chunk = self._draw(rng, first, min(law.queries, first + together))
             for start in range(0, len(chunk), rows):

@@ -27,6 +27,7 @@ def _add_rounds(query, units, width, arms, rows, rewards, tokens, steps, B, run,
     carries on between batches.
     """
     known, timed = tokens.shape[1] > 1, steps.shape[1] > 1
+    now, out, rounds, spent = run[_QUERY], run[_TOKENS], run[_ROUNDS], run[_STEPS]
     for t in range(arms.size):
         row = rows[t]
         emitted = tokens[row, t if known else 0]
@@ -37,18 +38,17 @@ def _add_rounds(query, units, width, arms, rows, rewards, tokens, steps, B, run,
         unit[TOKENS] += emitted
         unit[STEPS] += step
         pulls[arms[t]] += 1
-        if query[t] != run[_QUERY]:
-            if run[_QUERY] >= 0.0:
-                run[_FEWEST] = min(run[_FEWEST], run[_TOKENS])
-            run[_QUERY], run[_TOKENS], run[_ROUNDS], run[_STEPS] = query[t], 0.0, 0.0, 0.0
-        before = run[_TOKENS]
-        run[_TOKENS] += emitted
-        run[_ROUNDS] += 1.0
-        run[_STEPS] += step
-        if before < B and run[_TOKENS] >= B:
+        if query[t] != now:
+            if now >= 0.0:
+                run[_FEWEST] = min(run[_FEWEST], out)
+            now, out, rounds, spent = query[t], 0.0, 0.0, 0.0
+        before = out
+        out, rounds, spent = out + emitted, rounds + 1.0, spent + step
+        if before < B and out >= B:
             unit[REACHED] += 1.0
-            unit[ROUNDS_TO] += run[_ROUNDS]
-            unit[STEPS_TO] += run[_STEPS]
+            unit[ROUNDS_TO] += rounds
+            unit[STEPS_TO] += spent
+    run[_QUERY], run[_TOKENS], run[_ROUNDS], run[_STEPS] = now, out, rounds, spent
 
 
 add_rounds: Any = _add_rounds  # numba's stubs know dispatchers without arguments only

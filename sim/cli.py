@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from metasd_bandits import checks
-from metasd_bandits.trace import TraceError
+from metasd_bandits.command import plainly
 from sim.acceptance import IID, AcceptanceModel, Clustered, Language
 from sim.calibration import load_environment
 from sim.jobs import Jobs
@@ -55,31 +52,6 @@ Model = Annotated[str, typer.Option(help="Acceptance model: iid, clustered or la
 def main() -> None:
     """The entry point of ``metasd-sim``."""
     app()
-
-
-def plainly(command: Callable[..., None]) -> Callable[..., None]:
-    """Errors as one sentence with exit status 2, warnings as one line; no traceback."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
-            try:
-                command(*args, **kwargs)
-            except (checks.ConfigError, TraceError) as error:
-                _fail(str(error))
-            except FileNotFoundError as error:
-                _fail(f"{error.filename}: there is no such file or folder")
-            except OSError as error:
-                _fail(f"{error.filename}: {error.strerror}")
-
-    return run
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def present(report: Report, as_json: bool, plot: Path | None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from metasd_bandits.lean import lean
-from metasd_bandits.state import view
+from metasd_bandits.state import put, view
 from sim.acceptance.base import Place
 from sim.defaults import begin, draft, select, update  # bound by specialise
 from sim.schedules import place
@@ -38,7 +38,8 @@ def decode(s, B, model, memory, timetable, costs, N, kind, streams, cached, tota
     policy_stream, world_stream = streams
     begin(model, memory, world_stream)
     marks, by_tokens, at_marks = curve
-    here, last, tokens, t, mark = Place(0, 0, 0, 0.0), -1, 0, 0, 0
+    none = np.int64(0)  # a plain 0 has a type of its own, and what it is passed to compiles twice
+    here, last, tokens, t, mark = Place(0, 0, 0, 0.0), -1, none, none, none
     while tokens < B:
         here = place(timetable, t, tokens, here, world_stream)
         arm = select(s, policy_stream)
@@ -109,4 +110,7 @@ def run(first, last, fresh, streams, lengths, memories, world, marks, totals, pu
             pulled,
             curve,
         )
-        totals[r], pulls[r], memories[r] = total, pulled, memory
+        put(totals[r], total)
+        put(memories[r], memory)
+        for d in range(pulls.shape[1]):
+            put(pulls[r, d], pulled[d])

@@ -9,7 +9,6 @@ from typing import Any
 
 from metasd_bandits.policy import Policy
 from metasd_bandits.specialise import MARKER
-from sim.schedules import place
 
 __all__ = ["interpret"]
 
@@ -33,10 +32,9 @@ def interpret(
         **{name: getattr(kernel, "py_func", kernel) for name, kernel in kernels.items()},
     )
     exec(compile(text, module.__name__, "exec"), module.__dict__)
-    module.__dict__.update(
-        place=getattr(place, "py_func", place),
-        view=lambda buffer: policy,
-    )
+    for name, value in list(vars(module).items()):
+        setattr(module, name, getattr(value, "py_func", value))
+    module.__dict__["view"] = lambda buffer: policy
     return module
 
 

@@ -102,7 +102,9 @@ class Jobs:
             if self.count == 1 and not remote:
                 made: Iterator[Any] = (function(*a) for a in arguments)
             else:
-                made = Parallel(return_as="generator")(delayed(function)(*a) for a in arguments)
+                # Ray's backend can only give all results at once, so that its bar jumps to the end
+                kind = "list" if self.backend == "ray" else "generator"
+                made = iter(Parallel(return_as=kind)(delayed(function)(*a) for a in arguments))
             results = []
             for result in made:
                 results.append(result)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from metasd_bandits.lean import lean
-from metasd_bandits.state import view
+from metasd_bandits.state import put, view
 from sim.acceptance.base import Place
 from sim.defaults import pay, select, update  # bound by specialise
 from sim.schedules import place
@@ -42,4 +42,5 @@ def run(first, last, fresh, streams, T, world, marks, totals, pulls, curves):
         s, pulled = view(fresh.copy()), pulls[r].copy()
         both = streams[0][r].copy(), streams[1][r].copy()  # as in `sim.decoding.run`
         totals[r] = pull(s, T, model, timetable, both, pulled, marks, curves[r])
-        pulls[r] = pulled
+        for d in range(pulls.shape[1]):
+            put(pulls[r, d], pulled[d])

@@ -189,38 +189,37 @@ def simulate(
     memories = np.zeros((R, model.memory_size()))
     totals, pulls = np.zeros((R, 8)), np.zeros((R, model.n_domains, K))
     curves = np.full((R, at.size, 3 + K), np.nan)
-    world = (
-        model.parameters(),
-        environment.schedule.timetable(model.n_domains),
-        environment.costs.table(K, environment.draft_length),
-        environment.draft_length,
-        kind,
-    )
-    both = (streams.policy, streams.world)
+    drawn = ((streams.policy, streams.world), lengths, memories)
+    given = (_world(environment, kind), Marks(at, by_tokens))
+    found = (totals, pulls, curves)
     player.play(
-        R,
-        streams.seeds,
-        threads,
-        lambda run, a, b, fresh: run(
-            a,
-            b,
-            fresh,
-            both,
-            lengths,
-            memories,
-            world,
-            Marks(at, by_tokens),
-            totals,
-            pulls,
-            curves,
-        ),
+        R, streams.seeds, threads, lambda run, a, b, fresh: run(a, b, fresh, *drawn, *given, *found)
     )
+    return _runs(totals, pulls, memories, at, curves)
+
+
+def _world(environment: Environment, kind: int) -> tuple[Any, ...]:
+    """The environment as the engine reads it, `kind` being the reward."""
+    model, N = environment.acceptance, environment.draft_length
+    timetable = environment.schedule.timetable(model.n_domains)
+    costs = environment.costs.table(environment.n_arms, N)
+    return model.parameters(), timetable, costs, N, kind
+
+
+def _runs(
+    totals: NDArray[np.float64],
+    pulls: NDArray[np.float64],
+    memories: NDArray[np.float64],
+    marks: NDArray[np.int64],
+    curves: NDArray[np.float64],
+) -> Runs:
+    """What the engine filled, by name."""
     names = ("rounds", "tokens", "steps", "switches", "owed", "reward", "be", "bd")
     return Runs(
         **dict(zip(names, totals.T, strict=True)),
         pulls=pulls,
         memories=memories,
-        marks=at,
+        marks=marks,
         curve_rounds=curves[..., 0],
         curve_tokens=curves[..., 1],
         curve_steps=curves[..., 2],

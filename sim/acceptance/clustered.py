@@ -169,11 +169,24 @@ class Clustered(AcceptanceModel):
 
     def run_law(self) -> NDArray[np.float64]:
         """P(N_acc >= k) for k = 0..N, shape (D, K, N + 1), by quadrature over the ease."""
+        reached, weights = self._reached()
+        return np.einsum("dkxn,x->dkn", reached, weights)
+
+    def _reached(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """P(N_acc >= k | ease), shape (D, K, nodes, N + 1), and the weights of the nodes."""
         lengths = np.arange(self.draft_length + 1)
         if self.cluster == 1.0:  # one rate for the whole block
-            return (self.cells()[..., None] ** lengths).mean(2)
-        powers = self.rate_given_ease(_EASE)[..., None] ** lengths  # (D, K, nodes, N + 1)
-        return np.einsum("dkxn,x->dkn", powers, _EASE_WEIGHTS)
+            return self.cells()[..., None] ** lengths, np.full(CELLS, 1.0 / CELLS)
+        return self.rate_given_ease(_EASE)[..., None] ** lengths, _EASE_WEIGHTS
+
+    def tokens_of_all(self) -> NDArray[np.float64]:
+        """Tokens per round, (D,), where every drafter drafts and the longest accepted run is kept.
+
+        All drafters meet the same ease (shared = 1) and are independent given it.
+        """
+        reached, weights = self._reached()
+        none_reaches = np.prod(1.0 - reached, axis=1)
+        return np.einsum("dxn,x->dn", 1.0 - none_reaches, weights).sum(-1)
 
     def moments(self) -> dict[str, NDArray[np.float64]]:
         """Means and variances of both rewards, each of shape (D, K).

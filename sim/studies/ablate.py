@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from metasd_bandits import checks
-from metasd_bandits.plotting import line_styles, new_figure
+from metasd_bandits.plotting import COLOURS, line_styles, new_figure
 from sim.acceptance import Clustered
 from sim.environment import Environment
 from sim.jobs import Jobs, Task
@@ -29,6 +29,12 @@ TOKENS = 256
 DRAFT_COST = 0.03  # plain steps of one drafted token: 5 of them and one verification make 1.15
 BETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7, 1.0)
 GAMMAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+_AXES = {
+    "N": "draft length N",
+    "K": "number of drafters K",
+    "gap": "gap in acceptance rate",
+    "switch": "cost of a switch (plain steps)",
+}
 
 
 def ablate(
@@ -53,9 +59,14 @@ def _math() -> Environment:
 
 
 def _with(environment: Environment, **acceptance: Any) -> Environment:
+    """Other drafters; whatever they are, a drafted token costs `DRAFT_COST`."""
     model = environment.acceptance
     assert isinstance(model, Clustered)
-    return dataclasses.replace(environment, acceptance=dataclasses.replace(model, **acceptance))
+    return dataclasses.replace(
+        environment,
+        acceptance=dataclasses.replace(model, **acceptance),
+        costs=dataclasses.replace(environment.costs, draft=DRAFT_COST),
+    )
 
 
 def _sweep(
@@ -92,7 +103,9 @@ def _draw_sweep(rows: list[dict[str, Any]], what: str, labels: list[str]) -> Fig
     for label, line in zip(labels, line_styles(len(labels)), strict=True):
         cells: list[Interval] = [row[label] for row in rows]
         line_with_interval(axes, x, cells, label, line)
-    axes.set(xlabel=what, ylabel="speedup over plain decoding")
+    axes.set(xlabel=_AXES[what], ylabel="speedup over plain decoding")
+    if all(isinstance(value, int) for value in x):
+        axes.set_xticks(x)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
@@ -111,11 +124,7 @@ def _main_policies(fitted: Fitted) -> dict[str, tuple[str, str]]:
 
 def _draft_length(replications: int, seed: int, jobs: Jobs) -> Report:
     base = _math()
-    costs = dataclasses.replace(base.costs, draft=DRAFT_COST)
-    settings = []
-    for N in (1, 2, 3, 4, 5, 6, 8, 10, 13):
-        environment = dataclasses.replace(_with(base, draft_length=N), costs=costs)
-        settings.append((N, environment))
+    settings = [(N, _with(base, draft_length=N)) for N in (1, 2, 3, 4, 5, 6, 8, 10, 13)]
     policies = _main_policies(load_fitted())
     return _sweep(
         "Draft length (the paper's Figure 2)", "N", settings, policies, replications, seed, jobs,
@@ -126,13 +135,7 @@ def _draft_length(replications: int, seed: int, jobs: Jobs) -> Report:
 def _drafters(replications: int, seed: int, jobs: Jobs) -> Report:
     base, rng = _math(), np.random.default_rng(seed)
     others = rng.uniform(0.1, 0.35, 19)
-    settings = []
-    for K in (1, 2, 3, 5, 8, 12, 20):
-        alphas = [0.7, *others[: K - 1]]
-        environment = dataclasses.replace(
-            _with(base, alphas=alphas), costs=dataclasses.replace(base.costs, draft=DRAFT_COST)
-        )
-        settings.append((K, environment))
+    settings = [(K, _with(base, alphas=[0.7, *others[: K - 1]])) for K in (1, 2, 3, 5, 8, 12, 20)]
     policies = {k: v for k, v in _main_policies(load_fitted()).items() if k != "SH"}
     return _sweep(
         "Number of drafters", "K", settings, policies, replications, seed, jobs,
@@ -142,9 +145,8 @@ def _drafters(replications: int, seed: int, jobs: Jobs) -> Report:
 
 def _gap(replications: int, seed: int, jobs: Jobs) -> Report:
     base = _math()
-    costs = dataclasses.replace(base.costs, draft=DRAFT_COST)
     settings = [
-        (gap, dataclasses.replace(_with(base, alphas=[0.7] + [0.7 - gap] * 4), costs=costs))
+        (gap, _with(base, alphas=[0.7] + [0.7 - gap] * 4))
         for gap in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     ]
     return _sweep(
@@ -227,15 +229,20 @@ def _rewards(replications: int, seed: int, jobs: Jobs) -> Report:
 def _draw_boxes(names: list[str], drawn: dict[tuple[str, str], Any]) -> Figure:
     figure, panels = new_figure(1, 2, 7.2, 3.6)
     for axes, reward in zip(panels, ("BE", "BD"), strict=True):
-        axes.boxplot(
+        boxes = axes.boxplot(
             [drawn[name, reward] for name in names],
             tick_labels=names,
             whis=(5, 95),
             showfliers=False,
             showmeans=True,
+            meanprops={"markerfacecolor": COLOURS[0], "markeredgecolor": COLOURS[0]},
+            medianprops={"color": COLOURS[1], "linewidth": 2.0},
         )
-        axes.set(title=reward, ylim=(0, 1), xlabel="drafter")
-    panels[0].set(ylabel="reward of a round")
+        axes.set(title=reward, ylim=(-0.03, 1.03), xlabel="drafter")
+    panels[0].set(ylabel="reward of a round (whiskers: 5 to 95 %)")
+    panels[1].legend(
+        [boxes["means"][0], boxes["medians"][0]], ["mean", "median"], loc="upper right"
+    )
     return figure
 
 

@@ -157,14 +157,11 @@ def _draw(
         line_with_interval(axes, grid, intervals, policy, line, least=1e-3)
         upper = uppers[policy]
         if upper is not None:
-            axes.plot(grid, upper, color=line["color"], linewidth=1.0, linestyle=(0, (1, 3)))
-            axes.annotate(f"upper bound, {policy}", (grid[0], upper[0]), fontsize=8, va="bottom")
+            bound = {"color": line["color"], "linewidth": 1.0, "linestyle": (0, (1, 3))}
+            axes.plot(grid, upper, label=f"{policy},\nupper bound", **bound)
     if lower is not None:
-        axes.plot(grid, lower * np.log(grid), color="#555555", linewidth=1.0, linestyle=(0, (1, 1)))
-        axes.annotate(
-            "lower bound (slope)", (grid[-1], lower * np.log(grid[-1])), fontsize=8, ha="right",
-            va="top",
-        )  # fmt: skip
+        bound = {"color": "#555555", "linewidth": 1.0, "linestyle": (0, (1, 1))}
+        axes.plot(grid, lower * np.log(grid), label="lower bound,\nasymptotic slope", **bound)
     axes.set(xscale="log", yscale="log", xlabel="tokens B", ylabel="regret (rounds)")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

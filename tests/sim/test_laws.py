@@ -176,6 +176,17 @@ def test_random_lengths() -> None:
     assert close(runs.tokens, 20.0)
 
 
+def test_the_longest_of_all_runs_has_its_closed_form() -> None:
+    """P(max >= k) = 1 - prod(1 - a_i^k) where rates are constant; one drafter alone is itself."""
+    alphas, N = [0.3, 0.6, 0.5], 4
+    reached = 1.0 - np.prod([[1.0 - a**k for k in range(N + 1)] for a in alphas], axis=0)
+    constant = Clustered(alphas, N, spread=0.0, cluster=0.4)
+    assert constant.tokens_of_all() == pytest.approx([reached.sum()])
+    for cluster in (0.0, 0.5, 1.0):
+        alone = Clustered([0.6], N, spread=0.5, cluster=cluster)
+        assert alone.tokens_of_all() == pytest.approx(alone.tokens_per_round()[0])
+
+
 def test_quadrature_of_the_run_law_is_exact_for_a_coin() -> None:
     """spread = cluster = 1: the whole block is accepted or rejected together."""
     model = Clustered([0.5], 3, spread=1.0, cluster=1.0)
