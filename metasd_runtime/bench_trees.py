@@ -21,8 +21,9 @@ from rich.table import Table
 
 from metasd_bandits import checks
 from metasd_runtime.bench_decode import first_of_each, machine
+from metasd_runtime.compiled import compile_forward
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import load_target
+from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Output
 from metasd_runtime.prompts import Prompt, chat_tokens, own_prompts, read_prompts
 from metasd_runtime.statistics import Statistics
@@ -32,7 +33,8 @@ __all__ = ["main"]
 
 # Spec-Bench's names for the tasks that the pool's heads are named after.
 _TASKS = {"coding": "code", "math_reasoning": "math", "mathematics": "math"}
-_CHAIN = "chain"
+_CHAIN, _PLAIN = "chain", "plain"
+_REPEATS, _WARM_UP = 12, 2
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -65,6 +67,7 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each answer")] = 96,
     repeats: Annotated[int, typer.Option(help="turns for each prompt")] = 1,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16")] = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="compile the target")] = False,
     clock: Annotated[
         str, typer.Option(help="wall, or cpu where others use the processor")
     ] = "wall",
@@ -74,12 +77,19 @@ def main(
     now = _CLOCKS[checks.choice("clock", clock, _CLOCKS)]
     loaded = load_target(target, dtype=dtype)
     console.print(f"{machine()}\n{loaded.dtype}, pool {pool}, N = {draft_length}, {clock} time")
-    console.print(_forward_costs(Target(loaded.model), now))
     spelled = {_CHAIN: f"pool:{pool}", **{_kind(t): f"pool:{pool}?{t}" for t in _trees(trees)}}
     contenders = {
         kind: MetaSD(loaded.model, loaded.tokenizer, drafters=[name], draft_length=draft_length)
         for kind, name in spelled.items()
     }
+    sizes = _sizes(contenders, draft_length)
+    targets = [contender.target for contender in contenders.values()]
+    if compiled:
+        features = next(iter(contenders.values())).router.needs_features
+        graphs = compile_forward(targets[0], sorted({1, *sizes}), features, log)
+        for one in targets:
+            one.compiled = graphs
+    console.print(_forward_costs(targets[0], sizes, now))
     runs = [
         _run(contender, kind, prompt, head, temperature, max_new_tokens, now)
         for prompt in track(_chosen(prompts, tasks, per_task), "decoding", console=console)
@@ -141,28 +151,33 @@ def _run(
     return _Run(prompt.task, kind, now() - begin, output.statistics)
 
 
-def _forward_costs(target: Target, now: Callable[[], float], text: int = 200) -> Table:
-    """Seconds of a forward behind a text, in those of a single token."""
-    blocks: dict[str, list[int]] = {
-        "1 token": [],
-        "chain of 5": list(range(-1, 4)),
-        "tree of 12": [-1] * 4 + [0] * 4 + [4] * 4,
-        "tree of 25": [-1] * 4 + [0] * 8 + [4] * 8 + [12] * 5,
+def _sizes(contenders: dict[str, MetaSD], draft_length: int) -> dict[int, str]:
+    """Tokens of a verification, the text's last one included, by the kind of draft."""
+    return {
+        1 + contender.router.drafters[0].most_tokens(draft_length): kind
+        for kind, contender in contenders.items()
     }
+
+
+def _forward_costs(
+    target: Target, sizes: dict[int, str], now: Callable[[], float], text: int = 200
+) -> Table:
+    """Time of a forward behind a text, over that of a single token; trees read with a mask."""
     target.prefill([1] * text)
-    times: dict[str, list[float]] = {name: [] for name in blocks}
-    for _ in range(12):
-        for name, parents in blocks.items():
-            chain = "tree" not in name
+    blocks = {1: _PLAIN, **sizes}
+    times: dict[int, list[float]] = {n: [] for n in blocks}
+    for _ in range(_REPEATS):
+        for n, kind in blocks.items():
+            parents = [i // 2 - 1 for i in range(n - 1)] if kind not in (_CHAIN, _PLAIN) else None
             begin = now()
-            target.forward([1] * (len(parents) + 1), parents=None if chain else parents)
-            times[name].append(now() - begin)
-            target.rollback(len(parents) + 1)
+            target.forward([1] * n, parents=parents)
+            times[n].append(now() - begin)
+            target.rollback(n)
     table = Table(title=f"one forward behind {text} tokens, in plain steps")
-    for name in blocks:
-        table.add_column(name, justify="right")
-    plain = statistics.median(times["1 token"][2:])
-    table.add_row(*[f"{statistics.median(ts[2:]) / plain:.2f}" for ts in times.values()])
+    for n, kind in blocks.items():
+        table.add_column(f"{n}: {kind}", justify="right")
+    medians = {n: statistics.median(ts[_WARM_UP:]) for n, ts in times.items()}
+    table.add_row(*[f"{medians[n] / medians[1]:.2f}" for n in blocks])
     return table
 
 

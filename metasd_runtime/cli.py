@@ -51,7 +51,7 @@ def generate(
     tree: Annotated[
         str | None, typer.Option(help="the pool drafts trees: static, or dynamic; else chains")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="most nodes of a dynamic tree (25)")] = None,
+    nodes: Annotated[int | None, typer.Option(help="most nodes of a dynamic tree (12)")] = None,
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
     draft_length: Annotated[
         str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")

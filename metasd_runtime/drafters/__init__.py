@@ -5,7 +5,7 @@ or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
 both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``pool:NAME`` is all the heads of a
 trained pool; behind a question mark, the trees they draft: ``pool:NAME?tree=static``,
-``pool:NAME?tree=dynamic&nodes=25``.
+``pool:NAME?tree=dynamic&nodes=12``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _tree(text: str) -> TreeShape | None:
         checks.choice("option of a pool", name, ("tree", "nodes"))
     nodes = given.get("nodes")
     if nodes is not None and not nodes.isdecimal():
-        raise checks.ConfigError(f"nodes={nodes!r} is not a whole number; write nodes=25")
+        raise checks.ConfigError(f"nodes={nodes!r} is not a whole number; write nodes=12")
     if "tree" in given:
         return make_tree(given["tree"], None if nodes is None else int(nodes))
     if nodes is not None:
@@ -143,7 +143,7 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
     """Drafters from names and objects; ``pool:NAME`` stands for all the heads of a trained pool.
 
     NAME is a folder that ``metasd train`` wrote, or the name of a target for which a pool comes
-    with the package; ``?tree=static`` or ``?tree=dynamic&nodes=25`` behind it has the heads draft
+    with the package; ``?tree=static`` or ``?tree=dynamic&nodes=12`` behind it has the heads draft
     trees.
 
     Raises

@@ -121,13 +121,13 @@ class DynamicTree(TreeShape):
 
     Parameters
     ----------
-    nodes : int, default 25
-        Most nodes that are verified.
+    nodes : int, default 12
+        Most nodes that are verified: a dozen paid best on a CPU (docs/training.md).
     breadth : int, default 4
         Nodes of each depth that are expanded, and children of each.
     """
 
-    nodes: int = 25
+    nodes: int = 12
     breadth: int = 4
     name = "dynamic"
     drawn = False
@@ -155,7 +155,7 @@ def _surest(nodes: Sequence[Node], places: Sequence[int]) -> list[int]:
 
 
 def make_tree(kind: str, nodes: int | None = None) -> TreeShape:
-    """A tree's shape by name: ``static``, or ``dynamic`` with at most so many `nodes` (25).
+    """A tree's shape by name: ``static``, or ``dynamic`` with at most so many `nodes` (12).
 
     Raises
     ------
