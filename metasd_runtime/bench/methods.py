@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from metasd_bandits import Round, TraceHeader
+from metasd_bandits import Round, TraceHeader, checks
 from metasd_runtime.bench.suite import PLAIN, Method, Suite
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
@@ -294,17 +294,15 @@ def _make(method: Method, setting: Setting, suite: Suite, shop: _Shop) -> list[C
     if method.engine == "transformers":
         return [Theirs(method, setting, suite, shop)]
     names = method.drafters or suite.drafters
-    if method.each:
+    if method.each or method.only:
+        singles = shop.singles(names)
+        if method.only:
+            what = f"drafter of method {method.name!r}"
+            singles = {method.name: singles[checks.choice(what, method.only, singles)]}
+        alone = replace(method, policy="fixed")
         return [
-            Ours(
-                replace(method, name=name, policy="fixed"),
-                "single",
-                setting,
-                suite,
-                shop,
-                [drafter],
-            )
-            for name, drafter in shop.singles(names).items()
+            Ours(replace(alone, name=name), "single", setting, suite, shop, [drafter])
+            for name, drafter in singles.items()
         ]
     kind: Kind = "plain" if method.name == PLAIN else "metasd"
     return [Ours(method, kind, setting, suite, shop, shop.drafters(names))]

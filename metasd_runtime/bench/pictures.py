@@ -72,7 +72,7 @@ def _figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
         end = f"-{number}" if number else ""
         told = f" ({view.name})" if view.name else ""
         yield f"speed{end}", f"Speed-up over plain decoding{told}.", _bars(view)
-        if view.methods("single"):
+        if len(view.methods("single")) > 1:
             heat = _heat_map(view)
             yield f"drafters{end}", f"Each drafter alone: speed-up by task{told}.", heat
         if any(line["draft_seconds"] is not None for line in view.of("plain")):
@@ -87,7 +87,7 @@ def _figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
             arms = _choosing_arms(results, view)
             text = f"How each method shares the rounds of a query among the drafters{told}."
             yield f"shares{end}-{part // _PANELS}", text, plot_shares(some, arms)
-        if view.methods("single") and shares:
+        if len(view.methods("single")) > 1 and shares:
             text = f"How often each method chose the task's best single drafter{told}."
             yield f"best-arm{end}", text, _best_arm(results, view)
     if len(results.suite["draft_lengths"]) > 1:

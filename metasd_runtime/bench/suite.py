@@ -90,6 +90,8 @@ class Method:
         As `metasd_bandits.make_policy` reads it, or ``learned-router:PATH``.
     each : bool
         Not one method but one for each drafter of the pool, alone, under the drafter's name.
+    only : str
+        One drafter of the pool, alone, by its name.
     mode : {"homogeneous", "heterogeneous"}
         How the rows of a batch are decoded.
     options : dict
@@ -102,6 +104,7 @@ class Method:
     drafters: tuple[str, ...] = ()
     policy: str = "ucb"
     each: bool = False
+    only: str = ""
     mode: str = "homogeneous"
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -98,7 +98,7 @@ def _speed_ups(view: View) -> Table:
 
     rows = _by_task(view, view.methods(), speed)
     rows[0][0] = "plain, tokens/s"
-    if view.methods("single"):
+    if len(view.methods("single")) > 1:
         rows.append(["best single, in hindsight", *_hindsight(view)])
     n = len({line["prompt"] for line in view.lines})
     return Table(
@@ -130,7 +130,7 @@ def _against(view: View, title: str, base: Sequence[Line], methods: Sequence[str
 
 
 def _against_hindsight(view: View) -> Table | None:
-    if not view.methods("single"):
+    if len(view.methods("single")) < 2:
         return None
     return _against(
         view,
