@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from metasd_bandits import Round
 from metasd_bandits.plotting import (
@@ -31,9 +32,9 @@ __all__ = ["Picture", "draw_all"]
 _PANELS = 3
 _LEAST_QUERIES = 3
 _LOOKS = {
-    "metasd": {"color": COLOURS[0]},
-    "single": {"color": COLOURS[5], "hatch": "///"},
-    "transformers": {"color": COLOURS[4], "hatch": "..."},
+    "metasd": {"facecolor": COLOURS[0]},
+    "single": {"facecolor": COLOURS[5], "hatch": "///"},
+    "transformers": {"facecolor": COLOURS[4], "hatch": "..."},
 }
 
 
@@ -116,7 +117,7 @@ def _bars(view: View) -> Figure:
         spread = np.array([[r.value - r.low, r.high - r.value] for r in ratios]).T
         for bar, method in zip(axes.barh(y, value, ec="black", lw=0.4), methods, strict=True):
             bar.set(**_LOOKS[view.of(method)[0]["kind"]])
-        axes.errorbar(value, y, xerr=np.nan_to_num(spread), fmt="none", ecolor="black", capsize=2)
+        axes.errorbar(value, y, xerr=spread, fmt="none", ecolor="black", capsize=2)
         axes.axvline(1.0, color="#444444", linewidth=0.8)
         axes.set(title=task, ylim=(len(methods) - 0.5, -0.5))
         first = axes.get_subplotspec().is_first_col()
@@ -184,8 +185,11 @@ def _choosing(results: Results, view: View) -> dict[str, list[Line]]:
 
 
 def _choosing_arms(results: Results, view: View) -> list[str]:
-    names = [n for lines in _choosing(results, view).values() for n, _ in results.rounds(lines)]
-    return list(dict.fromkeys(sorted(names)))
+    """Drafters that any of these methods used, in the pool's order."""
+    lines = [line for some in _choosing(results, view).values() for line in some]
+    used = {name for name, _ in results.rounds(lines)}
+    pools = [results.traces[line["slug"]].header.arms for line in lines]
+    return [arm for arm in dict.fromkeys(arm for pool in pools for arm in pool) if arm in used]
 
 
 def _all_shares(results: Results, view: View) -> list[_Shares]:
@@ -225,11 +229,12 @@ def _best_arm(results: Results, view: View) -> Figure:
             if round_.index < longest:
                 seen[round_.index] += 1
                 hits[round_.index] += name == best[task_of(round_)]
-        mean = hits / seen
-        half = 1.96 * np.sqrt(mean * (1.0 - mean) / seen)
-        line_with_band(
-            axes, np.arange(1, longest + 1), mean, mean - half, mean + half, method, look
-        )
+        bands = [
+            binomtest(int(k), int(n)).proportion_ci(method="wilson")
+            for k, n in zip(hits, seen, strict=True)
+        ]
+        low, high = np.array(bands).T
+        line_with_band(axes, np.arange(1, longest + 1), hits / seen, low, high, method, look)
     axes.set(xlabel="round of the query", ylabel="best drafter chosen", ylim=(0, 1))
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     return figure

@@ -253,9 +253,7 @@ def lines_of(method: str, task: str, counts: list[int], seconds: list[float]) ->
     ]
 
 
-answers = st.lists(
-    st.tuples(st.integers(1, 200), st.floats(0.01, 50.0)), min_size=1, max_size=14
-)
+answers = st.lists(st.tuples(st.integers(1, 200), st.floats(0.01, 50.0)), min_size=1, max_size=14)
 
 
 @settings(max_examples=40, deadline=None)
@@ -285,7 +283,8 @@ def test_intervals_cover_the_true_ratio_as_often_as_they_say():
         own = rng.gamma(8.0, 0.25, 20)  # mean 2, independent of the others' mean 3
         theirs = own * rng.gamma(30.0, 0.05, 20)  # mean 1.5 times as long
         ratio = speed_ratio(
-            lines_of("m", "a", [50] * 20, own.tolist()), lines_of("p", "a", [50] * 20, theirs.tolist())
+            lines_of("m", "a", [50] * 20, own.tolist()),
+            lines_of("p", "a", [50] * 20, theirs.tolist()),
         )
         covered += ratio.low <= 1.5 <= ratio.high
     assert 180 <= covered <= 200  # 190 expected

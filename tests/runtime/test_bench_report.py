@@ -22,7 +22,9 @@ from metasd_runtime.bench.results import Results, read_results
 from metasd_runtime.bench.tables import arm_statistics, tables
 
 STORED = Path(__file__).parent / "stored_bench"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,9 @@ def test_tables_count_what_the_traces_hold(reported, rows):
     for name in SINGLES:
         for j, cell in enumerate(positions[name]):
             if reached[name, j]:
-                assert float(cell) == pytest.approx(accepted[name, j] / reached[name, j], abs=0.0051)
+                assert float(cell) == pytest.approx(
+                    accepted[name, j] / reached[name, j], abs=0.0051
+                )
     assert sum(s.pulls for s in arm_statistics(reported, reported.lines).values()) == sum(
         len(trace) for trace in reported.traces.values()
     )
@@ -158,7 +162,8 @@ def test_the_page_needs_nothing_else(reported):
 @pytest.mark.parametrize("width", [360, 1280])
 def test_in_a_browser_the_page_never_scrolls_sideways(reported, tmp_path, width):
     page = (reported.folder / "report.html").read_text(encoding="utf-8")
-    frame = f'<iframe id="f" style="width:{width}px;height:800px;border:0" srcdoc="{html.escape(page)}">'
+    look = f"width:{width}px; height:800px; border:0"
+    frame = f'<iframe id="f" style="{look}" srcdoc="{html.escape(page)}">'
     measure = """</iframe><p id="said"></p><script>
     const f = document.getElementById("f");
     f.onload = () => {
