@@ -300,6 +300,13 @@ def test_the_best_single_is_each_tasks_fastest(measured):
         assert view.best_single(task) == max(speed, key=lambda name: speed[name])
 
 
+def test_the_suite_in_the_documentation_reads(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "bench.md"
+    [block] = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    suite = read_suite(write_suite(tmp_path, block))
+    assert len(suite.methods) == 8
+
+
 def test_the_documentation_lists_the_shipped_suites():
     page = Path(__file__).parents[2] / "docs" / "bench.md"
     rows = re.findall(r"^\| `([a-z0-9-]+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
