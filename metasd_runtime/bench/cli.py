@@ -70,15 +70,19 @@ def bench(
     items = load_items(chosen, folders)
     loaded = load_target(chosen.target, dtype=chosen.dtype, device=device)
     folder = output or Path("out/bench") / chosen.name
-    with _bar() as bar:
-        task = bar.add_task("", total=None, what="loading")
-        everybody = contenders(chosen, loaded, folders)
-        run(
-            chosen, loaded, items, everybody, folder,
-            lambda step: bar.update(
-                task, completed=step.done, total=step.total, what=f"{step.task}, {step.method}"
-            ),
-        )  # fmt: skip
+    try:
+        with _bar() as bar:
+            task = bar.add_task("", total=None, what="warming up")
+            everybody = contenders(chosen, loaded, folders)
+            run(
+                chosen, loaded, items, everybody, folder,
+                lambda step: bar.update(
+                    task, completed=step.done, total=step.total, what=f"{step.task}, {step.method}"
+                ),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command goes on from {folder}", err=True)
+        raise typer.Exit(130) from None
     _report(read_results(folder))
 
 

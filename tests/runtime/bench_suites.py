@@ -26,6 +26,7 @@ task = [
 method = [
   { name = "generate", engine = "transformers" },
   { name = "lookup", engine = "transformers", prompt_lookup_num_tokens = 3 },
+  { name = "assisted", engine = "transformers", assistant_early_exit = 2 },
   { name = "each", each = true },
   { name = "Rand", policy = "uniform", reward = "bd" },
   { name = "UCB, carried", policy = "ucb:carry=0.5", reward = "be" },

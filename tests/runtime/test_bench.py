@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasd_bandits import ConfigError, read_trace
+from metasd_runtime import cli
 from metasd_runtime.bench.results import Results, read_results, speed_ratio
 from metasd_runtime.bench.suite import find_suite, read_suite, shipped_suites
 from metasd_runtime.bench.tasks import load_items
@@ -122,8 +123,8 @@ def test_a_shuffled_stream_holds_the_same_prompts(tmp_path):
 
 
 def test_everybody_answers_every_prompt_as_plain_decoding_does(measured):
-    methods = ["plain", "generate", "lookup", "prompt-lookup", "suffix", "early-exit:2", "Rand"]
-    methods += ["UCB, carried", "DraftAll"]
+    methods = ["plain", "generate", "lookup", "assisted", "prompt-lookup", "suffix"]
+    methods += ["early-exit:2", "Rand", "UCB, carried", "DraftAll"]
     assert measured.finished
     answers = {}
     for line in measured.lines:
@@ -151,7 +152,7 @@ def test_traces_hold_the_rounds_that_the_lines_count(measured):
 
 
 def test_a_difference_from_plain_decoding_is_a_fault_in_float32(measured):
-    wrong = [{**measured.lines[3], "difference": 2, "gap": 1.0}]
+    wrong = [{**measured.lines[4], "difference": 2, "gap": 1.0}]
     assert Results(measured.folder, measured.header, wrong).unequal() == wrong
     half = {**measured.header, "dtype": "bfloat16"}
     assert not Results(measured.folder, half, wrong).unequal()
@@ -173,7 +174,7 @@ def _timeless(folder: Path) -> tuple[list, dict]:
     return lines, traces
 
 
-@pytest.mark.parametrize("stop_at", [1, 17, 30, 53])
+@pytest.mark.parametrize("stop_at", [1, 26, 53])
 @pytest.mark.filterwarnings("ignore:.*cut off")
 def test_a_killed_run_goes_on_to_the_same_results(tmp_path, model, measured, stop_at):
     path = write_suite(tmp_path)
@@ -244,6 +245,41 @@ def test_dimensions_are_measured_side_by_side(tmp_path, model):
                 assert outputs == [x["output"] for x in view.of("plain")]
     sampled = [x["output"] for x in results.lines if x["temperature"] == 1 and x["batch"] == 1]
     assert len({json.dumps(output) for output in sampled}) > 6
+
+
+def run_command(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasd", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_the_command_runs_a_suite_of_the_users(tmp_path, model, monkeypatch, capsys):
+    path = write_suite(tmp_path)
+    options = ("--target", model, "--prompts-per-task", 1, "--max-new-tokens", 4)
+    assert run_command(monkeypatch, "bench", path, *options, "--output", tmp_path / "out") == 0
+    assert "Speed-up over plain decoding" in capsys.readouterr().out
+    written = {entry.name for entry in (tmp_path / "out").iterdir()}
+    files = {"results.jsonl", "results.parquet", "tables.md", "report.html"}
+    assert written == files | {"pictures", "traces"}
+    assert read_results(tmp_path / "out").finished
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("bench",), 2, "name one suite"),
+        (("bench", "quick", "--quick"), 2, "name one suite"),
+        (("bench", "quikc"), 2, "did you mean 'quick'"),
+        (("bench", "table-4", "--data", "nowhere"), 2, "github.com/hemingkx/Spec-Bench"),
+        (("bench", "--quick", "--dtype", "int8"), 2, "dtype"),
+        (("bench", "--list"), 0, "mixed-stream"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(monkeypatch, capsys, arguments, status, says):
+    assert run_command(monkeypatch, *arguments) == status
+    captured = capsys.readouterr()
+    assert says in captured.out + captured.err
 
 
 def lines_of(method: str, task: str, counts: list[int], seconds: list[float]) -> list[dict]:
