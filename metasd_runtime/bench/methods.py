@@ -121,8 +121,7 @@ class Ours(Contender):
             shop.target.tokenizer,
             drafters=drafters,
             policy=shop.policy(method.policy),
-            draft_length=setting.draft_length or 1,
-            **method.options,
+            **{"draft_length": setting.draft_length or 1, **method.options},
         )
         self._mode: Any = method.mode
 

@@ -95,8 +95,8 @@ class Method:
     mode : {"homogeneous", "heterogeneous"}
         How the rows of a batch are decoded.
     options : dict
-        Whatever else `MetaSD` takes (reward, scope, draft_threshold, draft_all, ...), or with
-        the other engine, `generate`.
+        Whatever else `MetaSD` takes (reward, scope, draft_all, a draft_length of its own, ...),
+        or with the other engine, `generate`.
     """
 
     name: str
@@ -122,8 +122,9 @@ class Method:
 
     @property
     def drafts(self) -> bool:
-        """Whether the suite's draft length means anything to it."""
-        return self.engine == "metasd" and self.drafters != ("none",)
+        """Whether the suite's draft lengths mean anything to it."""
+        drafts = self.engine == "metasd" and self.drafters != ("none",)
+        return drafts and "draft_length" not in self.options
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ def _check_different(name: str, values: Any) -> None:
 
 
 def _metasd_options() -> set[str]:
-    own = {"self", "target", "tokenizer", "drafters", "policy", "draft_length"}
+    own = {"self", "target", "tokenizer", "drafters", "policy"}
     return set(inspect.signature(MetaSD.__init__).parameters) - own
 
 

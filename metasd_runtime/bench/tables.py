@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import rich.markup
 import rich.table
@@ -11,7 +11,7 @@ import rich.table
 from metasd_bandits import Round
 from metasd_runtime.bench.results import Results, View, speed_ratio
 from metasd_runtime.bench.run import Line
-from metasd_runtime.statistics import ArmStatistics, Statistics
+from metasd_runtime.statistics import ArmStatistics
 
 __all__ = ["PARTS", "Table", "arm_statistics", "tables"]
 
@@ -66,11 +66,7 @@ def arm_statistics(results: Results, lines: Sequence[Line]) -> dict[str, ArmStat
     by_name: dict[str, list[Round]] = {}
     for name, round_ in results.rounds(lines):
         by_name.setdefault(name, []).append(round_)
-    made = {}
-    for name, rounds in by_name.items():
-        same = [replace(round_, arm=0) for round_ in rounds]
-        made[name] = Statistics.of([name], same, seconds=0.0).arms[0]
-    return made
+    return {name: ArmStatistics.of(name, rounds) for name, rounds in by_name.items()}
 
 
 def _title(text: str, view: View) -> str:

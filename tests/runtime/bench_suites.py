@@ -28,7 +28,7 @@ method = [
   { name = "lookup", engine = "transformers", prompt_lookup_num_tokens = 3 },
   { name = "assisted", engine = "transformers", assistant_early_exit = 2 },
   { name = "each", each = true },
-  { name = "Rand", policy = "uniform", reward = "bd" },
+  { name = "Rand", policy = "uniform", reward = "bd", draft_length = [2, 4] },
   { name = "UCB, carried", policy = "ucb:carry=0.5", reward = "be" },
   { name = "DraftAll", draft_all = true },
 ]

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 from bench_suites import SUITE, measure, write_suite
@@ -18,6 +19,7 @@ from metasd_runtime import cli
 from metasd_runtime.bench.results import Results, read_results, speed_ratio
 from metasd_runtime.bench.suite import find_suite, read_suite, shipped_suites
 from metasd_runtime.bench.tasks import load_items
+from metasd_runtime.learned_router import train_router
 
 VOCAB = 26
 
@@ -245,6 +247,18 @@ def test_dimensions_are_measured_side_by_side(tmp_path, model):
                 assert outputs == [x["output"] for x in view.of("plain")]
     sampled = [x["output"] for x in results.lines if x["temperature"] == 1 and x["batch"] == 1]
     assert len({json.dumps(output) for output in sampled}) > 6
+
+
+def test_a_learned_router_is_found_beside_the_data(tmp_path, model):
+    router = train_router(["abab", "baba", "xyxy", "yxyx"], ["suffix"] * 2 + ["prompt-lookup"] * 2)
+    joblib.dump(router, tmp_path / "r.joblib")
+    uniform = 'policy = "uniform", reward = "bd", draft_length = [2, 4]'
+    text = SUITE.replace(uniform, 'policy = "learned-router:r.joblib"')
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, write_suite(tmp_path, text), tmp_path / "out", stop_at=10)
+    chosen = read_results(tmp_path / "out").traces["Rand-T0-s0-b1-N5"]
+    assert len({r.arm for r in chosen}) == 1
+    assert chosen.header.arms[chosen.rounds[0].arm] == router.predict(["abcabcab"])[0]
 
 
 def run_command(monkeypatch, *arguments: object) -> int:
