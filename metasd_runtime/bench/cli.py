@@ -42,6 +42,10 @@ def bench(
     target: Annotated[str | None, typer.Option(help="instead of the suite's")] = None,
     dtype: Annotated[str | None, typer.Option(help="instead of the suite's")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; chosen if left out")] = None,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compiled/--eager", help="compile the target; instead of the suite's"),
+    ] = None,
     prompts_per_task: Annotated[int | None, typer.Option(help="instead of the suite's")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="instead of the suite's")] = None,
 ) -> None:
@@ -63,6 +67,7 @@ def bench(
         path,
         target=target,
         dtype=dtype,
+        compiled=compiled,
         prompts_per_task=prompts_per_task,
         max_new_tokens=max_new_tokens,
     )

@@ -15,12 +15,14 @@ import torch
 
 from metasd_bandits import Round, TraceHeader, checks
 from metasd_runtime.bench.suite import PLAIN, Method, Suite
+from metasd_runtime.compiled import compile_forward
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import LoadedModel, load_target
+from metasd_runtime.models import LoadedModel, load_target, log
 from metasd_runtime.output import Output
+from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 
@@ -116,7 +118,7 @@ class Ours(Contender):
         drafters: Sequence[str | Drafter],
     ) -> None:
         super().__init__(method.name, kind, setting, suite.max_new_tokens)
-        self._metasd = MetaSD(
+        self.metasd = MetaSD(
             shop.target,
             shop.target.tokenizer,
             drafters=drafters,
@@ -127,7 +129,7 @@ class Ours(Contender):
 
     def warm_up(self, prompt: list[int], tokens: int) -> None:
         self._decode([prompt], ["warm-up"], 0, {**self._settings, "max_new_tokens": tokens})
-        router = self._metasd.router
+        router = self.metasd.router
         if router.carries:
             router.policy.reset(router.n_competing, self.setting.seed)
 
@@ -139,7 +141,7 @@ class Ours(Contender):
     ) -> Answer:
         if self.setting.batch == 1:
             begin = time.perf_counter()
-            output = self._metasd.generate(
+            output = self.metasd.generate(
                 prompts[0], seed=seed, query=names[0], return_dict_in_generate=True, **settings
             )
             seconds = time.perf_counter() - begin
@@ -148,7 +150,7 @@ class Ours(Contender):
         rows = [{"input_ids": p, "query": n} for p, n in zip(prompts, names, strict=True)]
         begin = time.perf_counter()
         outputs = list(
-            self._metasd.generate_many(
+            self.metasd.generate_many(
                 rows, max_batch=self.setting.batch, mode=self._mode, seed=seed, **settings
             )
         )
@@ -158,7 +160,7 @@ class Ours(Contender):
 
     @property
     def header(self) -> TraceHeader | None:
-        router = self._metasd.router
+        router = self.metasd.router
         if self.kind == "plain":
             return None
         meta = {"method": self.method, **self.setting._asdict(), "scope": router.scope}
@@ -167,11 +169,11 @@ class Ours(Contender):
         )
 
     def state(self) -> dict[str, Any] | None:
-        router = self._metasd.router
+        router = self.metasd.router
         return router.policy.state_dict() if router.carries else None
 
     def resume(self, answered: Sequence[tuple[list[int], list[int]]], state: Any) -> None:
-        router = self._metasd.router
+        router = self.metasd.router
         for prompt, output in answered:
             for drafter in router.bases:
                 drafter.start(prompt)
@@ -286,7 +288,17 @@ def contenders(suite: Suite, loaded: LoadedModel, folders: Sequence[Path] = ()) 
             for length in suite.draft_lengths if method.drafts else (None,):
                 setting = Setting(temperature, seed, batch, length)
                 made += _make(method, setting, suite, shop)
+    if suite.compiled:
+        drafting = (c for c in made if isinstance(c, Ours) and c.kind != "plain")
+        _compile(shop.target, [c.metasd.router for c in drafting])
     return made
+
+
+def _compile(target: Target, routers: Sequence[Router]) -> None:
+    """One set of graphs for everybody: of all block sizes, with the hidden states pools read."""
+    blocks = {1, *(1 + router.draft_length for router in routers)}
+    features = {layer for router in routers for layer in router.needs_features}
+    target.compiled = compile_forward(target, sorted(blocks), tuple(sorted(features)), log)
 
 
 def _make(method: Method, setting: Setting, suite: Suite, shop: _Shop) -> list[Contender]:

@@ -108,8 +108,11 @@ class Results:
         return len(self.lines) == self.header["answers"]
 
     def unequal(self) -> list[Line]:
-        """Greedy answers of ours in float32 that differ from plain decoding's: none may."""
-        exact = self.header["dtype"] == "float32"
+        """Greedy answers of ours in float32 that differ from plain decoding's: none may.
+
+        (A compiled target's sums may differ in their last bits, so there a tie may.)
+        """
+        exact = self.header["dtype"] == "float32" and not self.suite["compiled"]
         ours = (x for x in self.lines if x["kind"] != "transformers")
         return [line for line in ours if exact and line["difference"] is not None]
 

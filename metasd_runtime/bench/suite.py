@@ -148,6 +148,9 @@ class Suite:
     prompts_per_task, max_new_tokens : int
     warm_up : int
         Tokens that each method decodes before the clock runs.
+    compiled : bool
+        Compile the target's forward (`metasd_runtime.compiled`), for plain decoding as for all of
+        ours; the library's methods stay as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.
     tasks, methods : tuples
@@ -168,6 +171,7 @@ class Suite:
     prompts_per_task: int = 10
     max_new_tokens: int = 128
     warm_up: int = 8
+    compiled: bool = False
     shuffle: bool = False
 
     def __post_init__(self) -> None:
@@ -306,7 +310,7 @@ def _check_different(name: str, values: Any) -> None:
 
 
 def _metasd_options() -> set[str]:
-    own = {"self", "target", "tokenizer", "drafters", "policy"}
+    own = {"self", "target", "tokenizer", "drafters", "policy", "compiled"}
     return set(inspect.signature(MetaSD.__init__).parameters) - own
 
 

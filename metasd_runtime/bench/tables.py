@@ -187,7 +187,8 @@ def _agreement(view: View, dtype: str) -> Table | None:
         _title(f"Greedy answers equal to plain decoding's ({dtype})", view),
         ["method", "equal", "largest top-2 gap where one differs"],
         rows,
-        "In float32 every answer of ours must be equal. In half precision a block's forward and a "
+        "In float32 every answer of ours must be equal, unless the target is compiled. In half "
+        "precision a block's forward and a "
         "single token's round differently: where two answers part, the gap between the target's "
         "two largest logits tells whether it was a tie.",
     )

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from metasd_bandits import ConfigError, read_trace
 from metasd_runtime import cli
+from metasd_runtime.bench import methods
 from metasd_runtime.bench.results import Results, read_results, speed_ratio
 from metasd_runtime.bench.suite import find_suite, read_suite, shipped_suites
 from metasd_runtime.bench.tasks import load_items
@@ -125,15 +127,15 @@ def test_a_shuffled_stream_holds_the_same_prompts(tmp_path):
 
 
 def test_everybody_answers_every_prompt_as_plain_decoding_does(measured):
-    methods = ["plain", "generate", "lookup", "assisted", "prompt-lookup", "suffix"]
-    methods += ["early-exit:2", "Rand", "UCB, carried", "DraftAll"]
+    names = ["plain", "generate", "lookup", "assisted", "prompt-lookup", "suffix"]
+    names += ["early-exit:2", "Rand", "UCB, carried", "DraftAll"]
     assert measured.finished
     answers = {}
     for line in measured.lines:
         answers.setdefault(line["prompt"], []).append(line)
     assert list(answers) == ["one/0", "two/0", "one/1", "two/1", "one/2", "two/2"]
     for lines in answers.values():
-        assert [line["method"] for line in lines] == methods  # in turn, prompt by prompt
+        assert [line["method"] for line in lines] == names  # in turn, prompt by prompt
         assert all(line["output"] == lines[0]["output"] for line in lines)
         assert all(line["tokens"] == len(line["output"][0]) == 12 for line in lines)
         assert all(line["difference"] is None for line in lines)
@@ -259,6 +261,26 @@ def test_a_learned_router_is_found_beside_the_data(tmp_path, model):
     chosen = read_results(tmp_path / "out").traces["Rand-T0-s0-b1-N5"]
     assert len({r.arm for r in chosen}) == 1
     assert chosen.header.arms[chosen.rounds[0].arm] == router.predict(["abcabcab"])[0]
+
+
+def test_a_target_is_compiled_once_for_everybody(tmp_path, model, monkeypatch):
+    asked = []
+
+    def compile_forward(target, blocks, features, say):
+        asked.append((blocks, features))
+        return SimpleNamespace(serves=lambda *block: asked.append(block[1:]))  # not this one
+
+    monkeypatch.setattr(methods, "compile_forward", compile_forward)
+    path = write_suite(tmp_path, "compiled = true\ndraft_lengths = [3, 5]\n" + SUITE)
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, path, tmp_path / "out", stop_at=3)
+    assert asked[0] == ([1, 4, 5, 6], ())  # joint arms of two and four among them
+    served = {n for n, _ in asked[1:]}
+    assert 1 in served
+    assert served <= {1, 2, 3, 4, 5, 6}
+    results = read_results(tmp_path / "out")
+    differs = [{**results.lines[0], "difference": 1}]
+    assert not Results(results.folder, results.header, differs).unequal()  # it may be a tie
 
 
 def run_command(monkeypatch, *arguments: object) -> int:
