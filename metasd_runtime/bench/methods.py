@@ -125,6 +125,7 @@ class Ours(Contender):
             policy=shop.policy(method.policy),
             **{"draft_length": setting.draft_length or 1, **method.options},
         )
+        self._policy: str = method.policy
         self._mode: Any = method.mode
 
     def warm_up(self, prompt: list[int], tokens: int) -> None:
@@ -164,9 +165,7 @@ class Ours(Contender):
         if self.kind == "plain":
             return None
         meta = {"method": self.method, **self.setting._asdict(), "scope": router.scope}
-        return TraceHeader(
-            router.arms, router.draft_length, str(router.policy), router.reward_name, meta
-        )
+        return TraceHeader(router.arms, router.draft_length, self._policy, router.reward_name, meta)
 
     def state(self) -> dict[str, Any] | None:
         router = self.metasd.router
