@@ -295,7 +295,7 @@ def contenders(suite: Suite, loaded: LoadedModel, folders: Sequence[Path] = ()) 
 
 def _compile(target: Target, routers: Sequence[Router]) -> None:
     """One set of graphs for everybody: of all block sizes, with the hidden states pools read."""
-    blocks = {1, *(1 + router.draft_length for router in routers)}
+    blocks = {1, *(1 + d.most_tokens(r.draft_length) for r in routers for d in r.drafters)}
     features = {layer for router in routers for layer in router.needs_features}
     target.compiled = compile_forward(target, sorted(blocks), tuple(sorted(features)), log)
 

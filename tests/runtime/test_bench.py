@@ -53,6 +53,19 @@ def test_shipped_suites_are_sound_and_described(name):
             load_items(suite, [path.parent])
 
 
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_suites())
+def test_everybody_in_a_shipped_suite_can_be_made(name, smollm, tmp_path):
+    router = train_router(["write a program", "add up"], ["eagle-code", "eagle-math"])
+    joblib.dump(router, tmp_path / "router.joblib")
+    suite = read_suite(find_suite(name))
+    everybody = methods.contenders(suite, smollm, [tmp_path])
+    assert len({c.slug for c in everybody}) == len(everybody)
+    settings = len(suite.batches) * len(suite.temperatures) * len(suite.seeds)
+    assert sum(c.kind == "plain" for c in everybody) == settings
+
+
 def test_quick_needs_no_data():
     items = load_items(read_suite(find_suite("quick")))
     assert len({item.task for item in items}) == len(items) == 5
@@ -274,7 +287,7 @@ def test_a_target_is_compiled_once_for_everybody(tmp_path, model, monkeypatch):
     path = write_suite(tmp_path, "compiled = true\ndraft_lengths = [3, 5]\n" + SUITE)
     with pytest.raises(KeyboardInterrupt):
         measure(model, path, tmp_path / "out", stop_at=3)
-    assert asked[0] == ([1, 4, 5, 6], ())  # joint arms of two and four among them
+    assert asked[0] == ([1, 3, 4, 5, 6], ())  # joint arms of two and four among them
     served = {n for n, _ in asked[1:]}
     assert 1 in served
     assert served <= {1, 2, 3, 4, 5, 6}
