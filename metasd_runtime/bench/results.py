@@ -23,11 +23,12 @@ from metasd_runtime.bench.run import FORMAT, RESULTS, TRACES, VERSION, Line
 
 __all__ = ["Ratio", "Results", "View", "read_results", "speed_ratio", "task_of", "write_parquet"]
 
+_FEWEST_PER_TASK = 4  # with fewer, resamples would lose whole tasks
 _NOT_COLUMNS = ("output", "state")
 
 
 class Ratio(NamedTuple):
-    """A ratio of speeds with its 95 % interval (NaN for fewer than ten prompts)."""
+    """A ratio of speeds with its 95 % interval; NaN where there are too few prompts to tell."""
 
     value: float
     low: float
@@ -203,7 +204,8 @@ def speed_ratio(mine: Sequence[Line], base: Sequence[Line]) -> Ratio:
        {\\sum_i n'_{ti} / \\sum_i s'_{ti}}
 
     over the prompts that both answered, all seeds together. The interval resamples prompts, both
-    methods' tokens and seconds together (`metasd_bandits.intervals.Bootstrap`).
+    methods' tokens and seconds together (`metasd_bandits.intervals.Bootstrap`); it needs ten, and
+    of several tasks four of each.
 
     Parameters
     ----------
@@ -221,10 +223,14 @@ def speed_ratio(mine: Sequence[Line], base: Sequence[Line]) -> Ratio:
         with np.errstate(divide="ignore", invalid="ignore"):
             return ((n / s) / (base_n / base_s)).mean(axis=1)
 
-    flat = sums.reshape(len(prompts), -1)
-    if not len(prompts):
+    if not prompts:
         return Ratio(np.nan, np.nan, np.nan)
-    return Ratio(float(statistic(flat.sum(axis=0))[0]), *Bootstrap(flat).interval(statistic))
+    flat = sums.reshape(len(prompts), -1)
+    value = float(statistic(flat.sum(axis=0))[0])
+    rarest = min(sum(task == t for t, _ in prompts) for task in tasks)
+    if len(tasks) > 1 and rarest < _FEWEST_PER_TASK:
+        return Ratio(value, np.nan, np.nan)
+    return Ratio(value, *Bootstrap(flat).interval(statistic))
 
 
 def _sums(lines: Sequence[Line]) -> dict[tuple[str, str], tuple[float, float]]:

@@ -37,7 +37,9 @@ class Table:
         """For the terminal."""
         table = rich.table.Table(title=self.title, caption=self.note or None, title_justify="left")
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", no_wrap=not i)
+            table.add_column(
+                column, justify="right" if i else "left", no_wrap=not i, overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*[rich.markup.escape(cell) for cell in row])
         return table
