@@ -3,7 +3,8 @@
 #   make demo                 MetaSD on five prompts, against plain decoding
 #   make test                 ruff, mypy, the docs as a test, pytest
 #   make docs                 the site, docs/_build/html/index.html
-#   make bench-decode         tokens per second, as ratios (likewise bench-batch, bench-bandits, bench-sim)
+#   make bench-decode         tokens per second, as ratios (likewise bench-batch, bench-bandits, bench-sim);
+#                             metasd bench --list shows what else can be measured
 #   make check-transformers   the runtime's tests with the oldest and the newest transformers
 #   make clean                remove what this file made (not the model cache)
 #
@@ -44,7 +45,7 @@ docs-test: $(VENV)/.test-installed
 	$(TEST_ENV) $(PY) -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 
 bench-decode: $(VENV)/.installed
-	$(PY) -m metasd_runtime.bench_decode
+	$(VENV)/bin/metasd bench --quick
 
 # PEERS: a Python with economize and flashspec, to have them take part.
 bench-batch: $(VENV)/.installed

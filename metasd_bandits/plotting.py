@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from matplotlib import rc_context
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
+    "HATCHES",
+    "Shares",
     "line_styles",
     "line_with_band",
     "new_figure",
@@ -39,7 +41,7 @@ __all__ = [
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++")
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")  # one more than colours
 
 _STYLE: Any = {
     "font.size": 10,
@@ -134,7 +136,18 @@ def plot_regret(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
     return figure
 
 
-def plot_shares(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
+class Shares(Protocol):
+    """A policy's name, rounds (P,) and the arms' shares in each, (P, K)."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def rounds(self) -> NDArray[Any]: ...
+    @property
+    def shares(self) -> NDArray[np.float64]: ...
+
+
+def plot_shares(curves: Sequence[Shares], arms: Sequence[str]) -> Figure:
     """How each policy shares the rounds among arms as a query goes on; one panel per policy."""
     figure, panels = new_figure(1, len(curves), 1.6 + 3.2 * len(curves), 3.6)
     for c, axes in zip(curves, np.atleast_1d(panels), strict=True):
@@ -147,7 +160,7 @@ def plot_shares(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
             edgecolor="black",
             linewidth=0.4,
         )
-        for band, hatch in zip(bands, cycle(_HATCHES), strict=False):
+        for band, hatch in zip(bands, cycle(HATCHES), strict=False):
             band.set_hatch(hatch)
         axes.set(title=c.policy, xlabel="round of the query", ylim=(0, 1))
         axes.set_xlim(c.rounds[0], max(c.rounds[-1], c.rounds[0] + 1))

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from metasd_bandits import ConfigError
 from metasd_runtime import bench_peers
-from metasd_runtime.bench_decode import machine
+from metasd_runtime.bench.machine import machine
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import MetaSD

@@ -20,12 +20,12 @@ from rich.progress import track
 from rich.table import Table
 
 from metasd_bandits import checks
-from metasd_runtime.bench_decode import first_of_each, machine
+from metasd_runtime.bench.machine import machine
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Output
-from metasd_runtime.prompts import Prompt, chat_tokens, own_prompts, read_prompts
+from metasd_runtime.prompts import Prompt, chat_tokens, first_of_each, own_prompts, read_prompts
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 

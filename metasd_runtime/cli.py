@@ -1,4 +1,4 @@
-"""The command line: ``metasd generate | demo | models | train | pool | train-router``."""
+"""The command line: ``metasd generate | demo | models | train | pool | bench | report ...``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from metasd_bandits import ConfigError
 from metasd_bandits.trace import TraceError
+from metasd_runtime.bench.cli import bench, report
 from metasd_runtime.model_store import ModelError
 from metasd_runtime.models_cli import app as models_app
 from metasd_runtime.pool import PoolError
@@ -30,6 +31,8 @@ app.add_typer(models_app, name="models")
 app.command("train")(train)
 app.command("pool")(show_pool)
 app.command("train-router")(train_router_command)
+app.command("bench")(bench)
+app.command("report")(report)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]

@@ -55,8 +55,9 @@ class MetaSD(FrontDoor):
 
     Parameters
     ----------
-    target : PreTrainedModel
-        A causal LM whose layers are all attention.
+    target : PreTrainedModel or Target
+        A causal LM whose layers are all attention. Sessions that take turns may share a `Target`,
+        and with it the cache.
     tokenizer : PreTrainedTokenizerBase, optional
         Needed for stop strings and for checking that a drafter shares the vocabulary.
     drafters : sequence of str or Drafter
@@ -92,7 +93,7 @@ class MetaSD(FrontDoor):
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: PreTrainedModel | Target,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         drafters: Sequence[str | Drafter] = DEFAULT_DRAFTERS,
@@ -105,7 +106,7 @@ class MetaSD(FrontDoor):
         draft_all: bool = False,
         compiled: bool = False,
     ) -> None:
-        self.target = Target(target.eval(), tokenizer)
+        self.target = target if isinstance(target, Target) else Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
         pool = make_pool(drafters, self.target)
         if not isinstance(draft_length, int):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from metasd_bandits import Round, TraceHeader
 from metasd_bandits.plotting import COLOURS, save_figure, style
 
-__all__ = ["plot_rounds"]
+__all__ = ["plot_heat_map", "plot_rounds"]
 
 _MARKERS = (
     "o",
@@ -71,4 +73,41 @@ def _draw(header: TraceHeader, rounds: Sequence[Round]) -> Figure:
         panel.grid(axis="y", linewidth=0.4, alpha=0.5)
     panels[-1].set_xlabel("round")
     figure.legend(loc="outside upper center", ncols=min(len(header.arms), 5), frameon=False)
+    return figure
+
+
+def plot_heat_map(
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    label: str,
+    column_label: str,
+) -> Figure:
+    """Drafters (rows) by task (columns), the number in each cell; each column's best is framed.
+
+    Parameters
+    ----------
+    values : (rows, columns)
+    label : str
+        What the numbers are.
+    """
+    table = np.asarray(values, dtype=float)
+    figure = Figure(figsize=(1.2 * len(columns) + 2, 0.6 * len(rows) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(table, cmap="cividis", aspect="auto")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel=column_label, ylabel="drafter")
+    middle = (np.nanmin(table) + np.nanmax(table)) / 2
+    for j, best in enumerate(table.argmax(axis=0)):
+        for i in range(len(rows)):
+            axes.text(
+                j, i, f"{table[i, j]:.2f}", ha="center", va="center",
+                color="white" if table[i, j] < middle else "black",
+                fontweight="bold" if i == best else "normal",
+            )  # fmt: skip
+        frame = Rectangle((j - 0.47, best - 0.47), 0.94, 0.94, fill=False, edgecolor="white", lw=2)
+        axes.add_patch(frame)
+    figure.colorbar(image, label=label)
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from metasd_bandits import checks
 
-__all__ = ["Prompt", "chat_tokens", "own_prompts", "read_prompts"]
+__all__ = ["Prompt", "chat_tokens", "first_of_each", "own_prompts", "read_prompts"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ def read_prompts(path: str | Path) -> list[Prompt]:
             ) from None
         prompts.append(Prompt(str(row.get("category", "prompt")), text))
     return prompts
+
+
+def first_of_each(prompts: Iterable[Prompt], n: int) -> list[Prompt]:
+    """The first n prompts of each task, task by task."""
+    kept: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kept.setdefault(prompt.task, []).append(prompt)
+    return [prompt for some in kept.values() for prompt in some[:n]]
 
 
 def chat_tokens(tokenizer: PreTrainedTokenizerBase, text: str, raw: bool = False) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +45,28 @@ class ArmStatistics:
     drafted_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
     reached_at: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, rounds: Sequence[Round]) -> ArmStatistics:
+        """Sum up rounds in which the arm was used."""
+        pulls = max(len(rounds), 1)
+        emitted = sum(r.emitted for r in rounds)
+        positions = range(max((r.positions for r in rounds), default=0))
+        return cls(
+            name=name,
+            pulls=len(rounds),
+            drafted=sum(r.drafted for r in rounds),
+            accepted=sum(r.accepted for r in rounds),
+            emitted=emitted,
+            block_efficiency=sum(r.block_efficiency for r in rounds) / pulls,
+            block_divergence=sum(r.block_divergence for r in rounds) / pulls,
+            reward=sum(r.reward for r in rounds) / pulls,
+            tokens_per_round=emitted / pulls,
+            seconds=sum(r.seconds for r in rounds),
+            drafted_at=tuple(sum(r.positions > j for r in rounds) for j in positions),
+            accepted_at=tuple(sum(r.accepted > j for r in rounds) for j in positions),
+            reached_at=tuple(sum(r.positions > j <= r.accepted for r in rounds) for j in positions),
+        )
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -121,7 +143,8 @@ class Statistics:
         """Sum up rounds."""
         return cls(
             arms=tuple(
-                _arm(name, [r for r in rounds if r.arm == i]) for i, name in enumerate(arms)
+                ArmStatistics.of(name, [r for r in rounds if r.arm == i])
+                for i, name in enumerate(arms)
             ),
             tokens=sum(r.emitted for r in rounds),
             rounds=len(rounds),
@@ -133,24 +156,3 @@ class Statistics:
             switch_seconds=sum(r.switch_seconds for r in rounds),
             bandit_seconds=bandit_seconds,
         )
-
-
-def _arm(name: str, rounds: list[Round]) -> ArmStatistics:
-    pulls = max(len(rounds), 1)
-    emitted = sum(r.emitted for r in rounds)
-    positions = range(max((r.positions for r in rounds), default=0))
-    return ArmStatistics(
-        name=name,
-        pulls=len(rounds),
-        drafted=sum(r.drafted for r in rounds),
-        accepted=sum(r.accepted for r in rounds),
-        emitted=emitted,
-        block_efficiency=sum(r.block_efficiency for r in rounds) / pulls,
-        block_divergence=sum(r.block_divergence for r in rounds) / pulls,
-        reward=sum(r.reward for r in rounds) / pulls,
-        tokens_per_round=emitted / pulls,
-        seconds=sum(r.seconds for r in rounds),
-        drafted_at=tuple(sum(r.positions > j for r in rounds) for j in positions),
-        accepted_at=tuple(sum(r.accepted > j for r in rounds) for j in positions),
-        reached_at=tuple(sum(r.positions > j <= r.accepted for r in rounds) for j in positions),
-    )

@@ -14,6 +14,7 @@ round are what they were. Intervals come from resampling whole queries.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from metasd_bandits import checks
-from metasd_bandits.trace import Trace
+from metasd_bandits.trace import Trace, TraceHeader
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment
@@ -71,13 +72,24 @@ class Calibration:
     tokens_per_round: Interval
 
 
+def _competing(trace: Trace) -> TraceHeader:
+    """The header without "none" where it was only what decoding could have fallen back to.
+
+    Under be and bd it is the last arm of every trace and never chosen.
+    """
+    header, last = trace.header, len(trace.header.arms) - 1
+    if last and header.arms[last] == "none" and all(round_.arm != last for round_ in trace):
+        return dataclasses.replace(header, arms=header.arms[:last])
+    return header
+
+
 def calibrate(trace: Trace, *, draws: int = 100, seed: int = 0) -> Calibration:
     """Fit an environment to a trace.
 
     Parameters
     ----------
     trace : Trace
-        Every drafter needs at least one round.
+        Every drafter needs at least one round ("none" does where it competes).
     draws : int, default 100
         Bootstrap samples of whole queries, for the intervals.
     seed : int
@@ -88,7 +100,8 @@ def calibrate(trace: Trace, *, draws: int = 100, seed: int = 0) -> Calibration:
         If a drafter has no round, or a query is not longer than one round.
     """
     checks.integer("draws", draws, 2)
-    header, N, K = trace.header, trace.header.draft_length, len(trace.header.arms)
+    header = _competing(trace)
+    N, K = header.draft_length, len(header.arms)
     queries = _queries(trace)
     counts = np.stack([_counts(q, K, N) for q in queries])  # (Q, K, N + 1)
     for name, rounds in zip(header.arms, counts.sum((0, 2)), strict=True):

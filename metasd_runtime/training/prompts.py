@@ -11,7 +11,7 @@ from typing import Any
 
 from metasd_bandits import checks
 
-__all__ = ["Prompt", "encode", "load_prompts"]
+__all__ = ["Prompt", "dataset_rows", "encode", "load_prompts"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _rows(domain: str, source: str) -> Sequence[tuple[int, dict[str, Any]]]:
             f"domain {domain!r}: there is no file {source}; give a JSON Lines file of prompts, "
             "or a Hugging Face dataset id such as owner/name"
         )
-    return _dataset(domain, source)
+    return dataset_rows(domain, source)
 
 
 def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -102,7 +102,14 @@ def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def _dataset(domain: str, source: str) -> list[tuple[int, dict[str, Any]]]:
+def dataset_rows(domain: str, source: str) -> list[tuple[int, dict[str, Any]]]:
+    """Numbered rows of a Hugging Face dataset, ``owner/name`` or ``owner/name:split``.
+
+    Raises
+    ------
+    ConfigError
+        If the package ``datasets`` is missing, or the dataset has no column ``prompt``.
+    """
     try:
         from datasets import load_dataset
     except ImportError:

@@ -66,38 +66,12 @@ def write_matrix(matrix: Matrix, path: Path) -> None:
 
 def heat_map(matrix: Matrix, path: Path) -> None:
     """Block divergence as a picture; each domain's best drafter is framed."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
+    from metasd_bandits.plotting import save_figure
+    from metasd_runtime.plot import plot_heat_map
 
     names, domains = list(matrix), list(next(iter(matrix.values())))
     values = [[matrix[name][domain].block_divergence for domain in domains] for name in names]
-    figure = Figure(figsize=(1.2 * len(domains) + 2, 0.6 * len(names) + 1.4), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(values, cmap="cividis", aspect="auto")
-    axes.set_xticks(range(len(domains)), domains, rotation=20, ha="right")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("domain of the held-out prompts")
-    axes.set_ylabel("drafter")
-    low, high = min(map(min, values)), max(map(max, values))
-    for j in range(len(domains)):
-        best = max(range(len(names)), key=lambda i: values[i][j])
-        for i in range(len(names)):
-            dark = values[i][j] < (low + high) / 2
-            axes.text(
-                j,
-                i,
-                f"{values[i][j]:.2f}",
-                ha="center",
-                va="center",
-                color="white" if dark else "black",
-                fontweight="bold" if i == best else "normal",
-            )
-        axes.add_patch(
-            Rectangle(
-                (j - 0.47, best - 0.47), 0.94, 0.94, fill=False, edgecolor="white", linewidth=2
-            )
-        )
-    figure.colorbar(image, label="block divergence, mean of 1 - TV")
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, format=path.suffix.removeprefix("."), dpi=150)
-    os.replace(beside, path)
+    label = "block divergence, mean of 1 - TV"
+    save_figure(
+        plot_heat_map(values, names, domains, label, "domain of the held-out prompts"), path
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -107,6 +108,15 @@ def test_a_drafter_without_rounds_cannot_be_fitted() -> None:
     only = Trace(trace.header, [r for r in trace.rounds if r.arm == 0])
     with pytest.raises(ConfigError, match="'drafter 1' has no whole round"):
         calibrate(only)
+
+
+def test_none_that_only_catches_falls_is_no_arm() -> None:
+    """Under be and bd the decoder's header names it, and no round can use it."""
+    trace = recorded([0.5, 0.6], 0.0, 0.0, queries=3)
+    header = dataclasses.replace(trace.header, arms=(*trace.header.arms, "none"))
+    with_none = calibrate(Trace(header, trace.rounds), draws=3)
+    assert with_none.arms == trace.header.arms
+    assert with_none.intervals == calibrate(trace, draws=3).intervals
 
 
 def test_calibrate_and_what_if_from_the_command_line(tmp_path) -> None:
