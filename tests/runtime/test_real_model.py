@@ -79,7 +79,7 @@ def small_lm(smollm):
     return model
 
 
-POOL = ("prompt-lookup", "suffix", "early-exit:8", "lm", "none")
+POOL = ("prompt-lookup", "suffix", "lookahead", "early-exit:8", "lm", "none")
 
 
 @pytest.mark.parametrize("drafters", [*((name,) for name in POOL), POOL], ids=" ".join)
