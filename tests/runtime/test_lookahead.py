@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import ByLastReward, CopyDrafter, decode_law, deviation, own_law
+from enumeration import ByLastReward, CopyDrafter, ModelTarget, decode_law, deviation, own_law
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,29 +98,12 @@ def test_it_finds_a_text_that_repeats_itself(permutation_lm: Callable[..., Any])
     assert output.trace.rounds[8].drafted == 5
 
 
-class _Real:
-    """A target for the enumeration: a model's logits behind any text, computed once each."""
-
-    def __init__(self, model: Any) -> None:
-        self.target = Target(model)
-        self.vocab_size, self.max_length = self.target.vocab_size, None
-        self.known: dict[tuple[int, ...], list[float]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.target, name)
-
-    def logits(self, text: tuple[int, ...]) -> list[float]:
-        if text not in self.known:
-            self.known[text] = self.target.model(torch.tensor([text])).logits[0, -1].tolist()
-        return self.known[text]
-
-
 def test_its_law_is_the_targets(tiny_llama: Callable[..., Any]) -> None:
     """Summed over every coin of whole decodes, with a policy that looks at the divergence."""
     model = tiny_llama(4, vocab=3, layers=2, sharpness=6.0)
-    target = _Real(model)
+    target = ModelTarget(model)
     pool = [
-        Lookahead(target.target, 3, 2),
+        Lookahead(target, 3, 2),
         CopyDrafter("count", lambda text: (text[-1] + 1) % 3),
         CopyDrafter("copy", lambda text: text[0]),
     ]

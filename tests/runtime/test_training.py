@@ -71,8 +71,8 @@ def test_a_pool_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> Non
     told: list[str] = []
     config = read_config(folder / "pool.toml")
     pool = train_pool(config, loaded, folder / "out", lambda step, *rest: told.append(step))
-    assert {"answers: even", "head: shared", "head: odd", "head: ofa", "evaluation"} <= set(told)
-    assert list(pool.matrix) == ["even", "odd", "ofa"]
+    assert {"answers: even", "eagle: shared", "eagle: odd", "eagle: ofa", "evaluation"} <= set(told)
+    assert list(pool.matrix) == ["eagle-even", "eagle-odd", "eagle-ofa"]
     manifest = read_manifest(folder / "out")
     assert [d["name"] for d in manifest["drafters"]] == ["eagle-even", "eagle-odd", "eagle-ofa"]
     assert manifest["training"]["data"]["even"]["held_out"] == 3
@@ -93,7 +93,7 @@ class _InterruptedError(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["answers: odd", "head: shared", "head: odd", "evaluation"])
+@pytest.mark.parametrize("step", ["answers: odd", "eagle: shared", "eagle: odd", "evaluation"])
 def test_an_interrupted_pool_continues_to_the_same_weights(
     folder: Path, loaded: Any, step: str
 ) -> None:
