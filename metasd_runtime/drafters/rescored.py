@@ -21,7 +21,7 @@ from metasd_runtime.sampling import Sampling
 
 __all__ = ["CANDIDATES", "WEIGHT", "Rescored", "best_path"]
 
-CANDIDATES, WEIGHT = 8, 0.5
+CANDIDATES, WEIGHT = 4, 0.5
 
 
 def best_path(
@@ -68,7 +68,7 @@ class Rescored(Drafter):
     model : NGram
         Of earlier texts.
     name : str, default "r-" and the heads' name
-    candidates : int, default 8
+    candidates : int, default 4
         Tokens of each position among which the path is sought, k.
     weight : float, default 0.5
         Of the n-gram model's logarithms beside the heads'.
