@@ -28,7 +28,7 @@ from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.target import Target
 
 __all__ = [
-    "KINDS",
+    "SHAPES",
     "PoolError",
     "Rescoring",
     "Trained",
@@ -43,7 +43,7 @@ MANIFEST, WEIGHTS = "manifest.json", "pool.safetensors"
 VERSION = 1
 _END = -1  # behind each document of a text
 
-KINDS: dict[str, Callable[..., Any]] = {
+SHAPES: dict[str, Callable[..., Any]] = {
     "eagle": EagleShape,
     "medusa": ParallelShape,
     "bpd": ParallelShape,
@@ -83,7 +83,7 @@ class Trained:
     Attributes
     ----------
     kind : str
-        One of `KINDS`.
+        One of `SHAPES`.
     shape : EagleShape, ParallelShape or SmallShape
     weights : mapping of str to tensor
         By the names of ``shape.sizes()``.
@@ -273,7 +273,7 @@ class _Loading:
 
     def _trained(self, entry: Mapping[str, Any]) -> Drafter:
         """One with weights of its own (in old pools a shape stands once for all)."""
-        shape = KINDS[entry["kind"]](
+        shape = SHAPES[entry["kind"]](
             **_lists_as_tuples(entry.get("shape", self.manifest.get("shape")))
         )
         weights = _weights(self.tensors, entry["name"], shape.sizes())

@@ -17,7 +17,7 @@ class _Followers:
 
     def __init__(self, begin: _Followers | None) -> None:
         self.counts: dict[int, int] = {} if begin is None else dict(begin.counts)
-        self.total = 0 if begin is None else begin.total
+        self.total: int = 0 if begin is None else begin.total
 
     def add(self, token: int) -> None:
         self.counts[token] = self.counts.get(token, 0) + 1

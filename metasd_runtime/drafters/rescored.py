@@ -2,8 +2,8 @@
 
 Parallel heads guess every position without seeing the others' guesses, so the best token of each
 need not make sense together. Their best k tokens a position span a lattice of k^n blocks; a small
-n-gram model knows which of them read well (Kim, Choi, Yun and Papailiopoulos 2024, "Exploring and
-improving drafts in blockwise parallel decoding": R-BPD; the same with Medusa's heads: R-Medusa).
+n-gram model knows which of them read well (R-BPD: Kim et al. 2024, "Exploring and Improving Drafts
+in Blockwise Parallel Decoding"; the same with Medusa's heads: R-Medusa).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from metasd_bandits import checks
 
 __all__ = [
     "KINDS",
+    "RATES",
     "DataConfig",
     "HeadConfig",
     "LanguageModelConfig",
@@ -22,6 +23,9 @@ __all__ = [
 
 KINDS = ("eagle", "medusa", "bpd", "r-medusa", "r-bpd", "language-model")
 """Kinds of drafters that can be trained; those with r- rescore the heads of the same name."""
+
+RATES = {"eagle": 6e-5, "medusa": 3e-3, "bpd": 3e-4, "language-model": 2e-4}
+"""Learning rates that worked: small for what begins well, larger for what begins as nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +109,23 @@ class TrainingConfig:
         every domain and for all (the one-size-fits-all head).
     tokens : int
         Answer tokens that each copy is shown after that, from its own domain or from all.
-    batch_tokens, rate, depths
-        As in `metasd_runtime.training.learn.Learning`.
+    rate : float or None
+        Learning rate at its peak; each kind's own, `RATES`, if left out.
+    batch_tokens, depths
+        As in `metasd_runtime.training.learn.Learning`; the depths are EAGLE's.
     """
 
     shared_tokens: int = 300_000
     tokens: int = 100_000
     batch_tokens: int = 512
-    rate: float = 6e-5
+    rate: float | None = None
     depths: int = 4
 
     def __post_init__(self) -> None:
         for name in ("shared_tokens", "tokens", "batch_tokens", "depths"):
             checks.integer(f"training.{name}", getattr(self, name), 1)
-        checks.number("training.rate", self.rate, 0.0, 1.0, open_low=True)
+        if self.rate is not None:
+            checks.number("training.rate", self.rate, 0.0, 1.0, open_low=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from metasd_runtime.drafters.eagle_head import EagleShape
 from metasd_runtime.drafters.parallel_heads import ParallelShape
 from metasd_runtime.drafters.small_lm import SmallShape
-from metasd_runtime.training.config import PoolConfig
+from metasd_runtime.training.config import RATES, PoolConfig
 from metasd_runtime.training.corpus import Text
 from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.initial import initial_weights
@@ -62,6 +62,5 @@ def learning_of(kind: str, config: PoolConfig, tokens: int) -> Learning:
     """
     depths = {"eagle": config.training.depths, "language-model": 1}
     training = config.training
-    return Learning(
-        tokens, training.batch_tokens, training.rate, depths.get(kind, config.head.positions)
-    )
+    rate = RATES[kind] if training.rate is None else training.rate
+    return Learning(tokens, training.batch_tokens, rate, depths.get(kind, config.head.positions))
