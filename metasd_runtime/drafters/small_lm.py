@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,9 @@ class SmallShape:
 class _ReducedHead(nn.Module):
     """An output head that gives logits to the draft vocabulary alone."""
 
+    rows: Tensor
+    tokens: Tensor
+
     def __init__(self, rows: Tensor, tokens: Tensor, vocab_size: int) -> None:
         super().__init__()
         self.register_buffer("rows", rows)
@@ -155,10 +158,10 @@ def small_language_model(
     target : Target
         Lends its embeddings and the rows of its output head.
     """
-    embeddings = target.model.get_input_embeddings().weight.float()
-    output = target.model.get_output_embeddings().weight
+    embeddings = cast(Tensor, target.model.get_input_embeddings().weight).float()
+    output = cast(Tensor, target.model.get_output_embeddings().weight)
     tokens = vocabulary.to(target.device)
-    model = LlamaForCausalLM(shape.config())
+    model: Any = LlamaForCausalLM(shape.config())
     body = {k: v for k, v in weights.items() if k not in ("embed", "output")}
     model.model.load_state_dict(body, strict=False)
     embed, out = (weights[k].float().to(target.device) for k in ("embed", "output"))

@@ -39,7 +39,7 @@ class LmModel(Student):
         super().__init__()
         self.shape: SmallShape = shape
         self.hidden = shape.hidden
-        self.body = LlamaModel(shape.config())
+        self.body: Any = LlamaModel(shape.config())
         self.body.embed_tokens = None
         self.body.load_state_dict(
             {name: value for name, value in weights.items() if name not in ("embed", "output")}

@@ -99,10 +99,12 @@ def kept_layers(config: PoolConfig, model: Any) -> tuple[int, ...]:
     """
     layers = config.head.layers or default_layers(model)
     last = model.config.get_text_config(decoder=True).num_hidden_layers
-    if layers[-1] != last or list(layers) != sorted({*layers}) or layers[0] < 1:
+    for layer in layers:
+        checks.integer("head.layers", layer, 1, last)
+    if layers[-1] != last or list(layers) != sorted({*layers}):
         raise checks.ConfigError(
-            f"head.layers={list(layers)} must ascend from 1 or more to {last}, the target's last: "
-            "its hidden state tells what the target would have said"
+            f"head.layers={list(layers)} must ascend to {last}, the target's last, whose hidden "
+            "state tells what the target would have said"
         )
     return layers
 
