@@ -39,8 +39,8 @@ class LmModel(Student):
         super().__init__()
         self.shape: SmallShape = shape
         self.hidden = shape.hidden
-        self.body: Any = LlamaModel(shape.config())
-        self.body.embed_tokens = None
+        self.body = LlamaModel(shape.config())
+        del self.body.embed_tokens  # it is given embeddings
         self.body.load_state_dict(
             {name: value for name, value in weights.items() if name not in ("embed", "output")}
         )
