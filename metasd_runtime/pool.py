@@ -250,9 +250,7 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
 class _Loading:
     """A pool's drafters in the making: what several of them share is made once."""
 
-    def __init__(
-        self, manifest: Mapping[str, Any], target: Target, tree: TreeShape | None
-    ) -> None:
+    def __init__(self, manifest: Mapping[str, Any], target: Target, tree: TreeShape | None) -> None:
         self.manifest, self.target, self.tree = manifest, target, tree
 
     def drafters(self, tensors: Mapping[str, Tensor]) -> list[Drafter]:

@@ -6,12 +6,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from metasd_bandits import checks
 from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
-from metasd_runtime.hf import cache_argument, cache_of
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
 
@@ -53,10 +49,10 @@ class Lookahead(Drafter):
     """Draft from n-grams that come out of Jacobi iteration with the target.
 
     A window of W places in the future, each with its guesses of the last N - 1 iterations, is
-    read by the target behind the text in one forward, each place attending to the text and to
-    its own past (equations and figures 2 to 4 of the paper). That gives a new guess for every
-    place, an n-gram for the pool along each place's past, and the target's own next token,
-    with which the draft begins; the pool continues it.
+    read by the target behind the text in one forward, as a tree: each guess sees the text, the
+    oldest guesses up to its own column, and its column's guesses since (section 3 of the paper).
+    That gives a new guess for every column, an n-gram for the pool down each column, and the
+    target's own next token, with which the draft begins; the pool continues it.
 
     The original fuses this forward with the verification of up to G n-grams. Here verification
     is the decoder's, the same for all drafters, so a round of Lookahead costs two forwards, the
@@ -71,6 +67,11 @@ class Lookahead(Drafter):
     target : Target
     level, window, guesses : int
         N, W and G of the paper; N is at least 2.
+
+    Raises
+    ------
+    ConfigError
+        If the target cannot read a tree of tokens in one forward.
     """
 
     name = "lookahead"
@@ -80,8 +81,8 @@ class Lookahead(Drafter):
         self.window = checks.integer("window", window, 1)
         self.guesses = checks.integer("guesses", guesses, 1)
         self._target = target
-        self._places = _places(self.level - 1, self.window)
-        self._sees = _sees(self.level - 1, self.window)
+        target.refuse_trees()
+        self._parents = _parents(self.level - 1, self.window)
         self.start([0])
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -94,7 +95,7 @@ class Lookahead(Drafter):
         if self._target.length != len(tokens) - 1:
             raise DrafterUnavailableError("it needs the target's storage to hold the text")
         limit = self._target.max_length
-        if limit is not None and len(tokens) + max(self._places) > limit:
+        if limit is not None and len(tokens) + self.window + self.level - 2 > limit:
             raise DrafterUnavailableError(f"the target's context ends at {limit} tokens")
         draft = [self._look_ahead(tokens[-1])]
         while len(draft) < n and (more := self._pool.follow(draft[-1])):
@@ -111,47 +112,22 @@ class Lookahead(Drafter):
             del self._rows[0]
         return best[0]
 
-    @torch.inference_mode()
     def _guess(self, block: list[int]) -> list[int]:
         """The target's first maximum behind each token of the block; its storage stays."""
-        model, before = self._target.model, self._target.length
-        device = self._target.device
-        sees = self._sees[: len(block), : len(block)]
-        seen = torch.cat([torch.ones(len(block), before, dtype=torch.bool), sees], 1)
-        mask = torch.zeros(seen.shape, dtype=model.dtype)
-        mask.masked_fill_(~seen, torch.finfo(model.dtype).min)
-        cache = {cache_argument(model): cache_of(self._target.layers)}
+        target, before = self._target, self._target.length
         try:
-            logits: Tensor = model(
-                input_ids=torch.tensor([block], device=device),
-                attention_mask=mask[None, None].to(device),
-                position_ids=torch.tensor([self._places[: len(block)]], device=device) + before,
-                use_cache=True,
-                **cache,
-            ).logits[0]
-        finally:
-            for layer in self._target.layers:
+            logits = target.forward(block, parents=self._parents[: len(block) - 1]).logits
+        finally:  # layer by layer: an interrupted forward leaves them at different lengths
+            for layer in target.layers:
                 layer.length = before
         return logits.argmax(-1).tolist()
 
 
-def _places(rows: int, window: int) -> list[int]:
-    """Each token's place behind the last: the last itself, then row by row, older rows first."""
-    return [0, *(1 + row + column for row in range(rows) for column in range(window))]
+def _parents(rows: int, window: int) -> list[int]:
+    """The window as a tree, row by row: whom each guess comes right behind.
 
-
-def _sees(rows: int, window: int) -> Tensor:
-    """(1 + rows x window, the same) bool: which tokens of the block each attends to.
-
-    A guess sees the text's last token, the oldest row up to its own column, and its column's
-    guesses in the rows between: consecutive places, whoever guessed them.
+    The oldest row is a chain behind the text; below each of its guesses hang those that the
+    later iterations made of its column: consecutive places, whoever guessed them.
     """
-    size = 1 + rows * window
-    sees = torch.zeros(size, size, dtype=torch.bool)
-    sees[:, 0] = True
-    for row in range(rows):
-        for column in range(window):
-            own = 1 + row * window + column
-            sees[own, 1 : 2 + column] = True
-            sees[own, [1 + r * window + column for r in range(row + 1)]] = True
-    return sees
+    oldest = range(-1, window - 1)
+    return [*oldest, *range((rows - 1) * window)]
