@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,37 @@ from torch import Tensor
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.draft_head import DraftHead
 from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import MATRICES, EagleShape, quantise
+from metasd_runtime.drafters.eagle_head import EagleShape, quantise
 from metasd_runtime.drafters.eagle_tree import EagleTree, TreeShape
+from metasd_runtime.drafters.ngram import NGram
+from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
+from metasd_runtime.drafters.rescored import Rescored
+from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.target import Target
 
-__all__ = ["PoolError", "fingerprint", "load_pool", "read_manifest", "ready_pool", "save_pool"]
+__all__ = [
+    "SHAPES",
+    "PoolError",
+    "Rescoring",
+    "Trained",
+    "fingerprint",
+    "load_pool",
+    "read_manifest",
+    "ready_pool",
+    "save_pool",
+]
 
 MANIFEST, WEIGHTS = "manifest.json", "pool.safetensors"
 VERSION = 1
+_END = -1  # behind each document of a text
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    "eagle": EagleShape,
+    "medusa": ParallelShape,
+    "bpd": ParallelShape,
+    "language-model": SmallShape,
+}
+"""Kinds of drafters with weights, and what makes the shape of one from its manifest entry."""
 
 
 class PoolError(ValueError):
@@ -53,51 +76,106 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A trained drafter, as it goes into a pool.
+
+    Attributes
+    ----------
+    kind : str
+        One of `SHAPES`.
+    shape : EagleShape, ParallelShape or SmallShape
+    weights : mapping of str to tensor
+        By the names of ``shape.sizes()``.
+    about : mapping
+        What else the manifest tells of it: domains, metrics.
+    """
+
+    kind: str
+    shape: Any
+    weights: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """A drafter that rescores another's heads by an n-gram model of some of the pool's texts.
+
+    Attributes
+    ----------
+    heads : str
+        Name of a drafter in the pool, Medusa's or BPD's.
+    texts : sequence of str
+        Names of texts in the pool.
+    about : mapping
+        What else the manifest tells of it.
+    """
+
+    heads: str
+    texts: Sequence[str]
+    about: Mapping[str, Any]
+
+
 def save_pool(
     path: Path,
     model: Any,
     target_name: str,
-    shape: EagleShape,
     vocabulary: Tensor,
-    heads: Mapping[str, Mapping[str, Tensor]],
-    about: Mapping[str, Mapping[str, Any]],
+    drafters: Mapping[str, Trained | Rescoring],
+    texts: Mapping[str, Sequence[Sequence[int]]],
     training: Mapping[str, Any],
 ) -> None:
-    """Write a pool of EAGLE heads; the folder appears whole or not at all.
+    """Write a pool of drafters; the folder appears whole or not at all.
 
     Parameters
     ----------
     path : Path
         A folder; what is in it of an earlier pool is replaced.
     model, target_name
-        The target the heads were trained for.
-    shape, vocabulary
-        Common to all heads.
-    heads : mapping of name to weights
-    about : mapping of name to manifest entries
-        Domain, data, seed, metrics.
+        The target the drafters were trained for.
+    vocabulary : (V,) int64
+        Common to all.
+    drafters : mapping of name to Trained or Rescoring
+        A rescoring one stands behind the drafter whose heads it rescores.
+    texts : mapping of name to token sequences
+        For rescoring.
     training : mapping
         Of the pool as a whole.
     """
     tensors: dict[str, Tensor] = {"vocabulary": vocabulary.to(torch.int32)}
-    for name, weights in heads.items():
-        for key, weight in weights.items():
-            if key in MATRICES:
-                tensors[f"{name}.{key}"], scale = quantise(weight)
-                tensors[f"{name}.{key}.scale"] = scale
-            else:
-                tensors[f"{name}.{key}"] = weight.float()
+    for name, documents in texts.items():
+        joined = [token for document in documents for token in (*document, _END)]
+        tensors[f"text.{name}"] = torch.tensor(joined, dtype=torch.int32)
+    entries = []
+    for name, drafter in drafters.items():
+        entry: dict[str, Any] = {"name": name}
+        if isinstance(drafter, Rescoring):
+            entry |= {"kind": "rescored", "heads": drafter.heads, "texts": list(drafter.texts)}
+        else:
+            entry |= {"kind": drafter.kind, "shape": asdict(drafter.shape)}
+            tensors |= _stored(name, drafter.weights)
+        entries.append({**entry, **drafter.about})
     manifest = {
         "version": VERSION,
         "target": {"name": target_name, "fingerprint": fingerprint(model)},
-        "shape": asdict(shape),
-        "drafters": [{"name": name, "kind": "eagle", **about[name]} for name in heads],
+        "drafters": entries,
         "training": dict(training),
     }
     path.mkdir(parents=True, exist_ok=True)
     _replace(path / WEIGHTS, lambda beside: save_file(tensors, beside))
     text = json.dumps(manifest, indent=1) + "\n"
     _replace(path / MANIFEST, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _stored(name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A drafter's weights as they lie in the file: matrices in eight bits, with scales."""
+    tensors = {}
+    for key, weight in weights.items():
+        if weight.dim() == 2:
+            tensors[f"{name}.{key}"], tensors[f"{name}.{key}.scale"] = quantise(weight)
+        else:
+            tensors[f"{name}.{key}"] = weight.float()
+    return tensors
 
 
 def _replace(path: Path, write: Any) -> None:
@@ -142,7 +220,7 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
     path : path-like
     target : Target
     tree : TreeShape, optional
-        Have the heads draft trees; chains if left out.
+        Have the EAGLE heads draft trees; chains if left out, as all others do.
 
     Raises
     ------
@@ -159,28 +237,76 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
             "are others: its drafts would be nonsense. Train a pool for this target with: "
             "metasd train POOL.toml"
         )
-    shape = EagleShape(**{**manifest["shape"], "layers": tuple(manifest["shape"]["layers"])})
+    loading = _Loading(manifest, target, tree)
     try:
         tensors = load_file(Path(path) / WEIGHTS)
-        vocabulary = tensors["vocabulary"].long()
-        heads = {
-            entry["name"]: _weights(tensors, entry["name"], shape) for entry in manifest["drafters"]
-        }
-    except (OSError, KeyError, SafetensorError) as error:
+        return loading.drafters(tensors)
+    except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise PoolError(
             f"{Path(path) / WEIGHTS} is missing or damaged ({error}); copy or train the pool again"
         ) from None
-    head = DraftHead(target, vocabulary)
-    if tree is None:
-        return [Eagle(shape, heads[name], vocabulary, target, name, head) for name in heads]
-    return [EagleTree(tree, shape, heads[name], vocabulary, target, name, head) for name in heads]
 
 
-def _weights(tensors: Mapping[str, Tensor], name: str, shape: EagleShape) -> dict[str, Tensor]:
+class _Loading:
+    """A pool's drafters in the making: what several of them share is made once."""
+
+    def __init__(self, manifest: Mapping[str, Any], target: Target, tree: TreeShape | None) -> None:
+        self.manifest, self.target, self.tree = manifest, target, tree
+
+    def drafters(self, tensors: Mapping[str, Tensor]) -> list[Drafter]:
+        self.tensors = tensors
+        self.vocabulary = tensors["vocabulary"].long()
+        self.head = DraftHead(self.target, self.vocabulary)
+        made: dict[str, Drafter] = {}
+        for entry in self.manifest["drafters"]:
+            if entry["kind"] == "rescored":
+                heads = made[entry["heads"]]
+                if not isinstance(heads, ParallelHeads):
+                    raise KeyError(f"{entry['heads']} has no heads to be rescored")
+                drafter: Drafter = Rescored(heads, self._ngram(entry["texts"]), entry["name"])
+            else:
+                drafter = self._trained(entry)
+            made[entry["name"]] = drafter
+        return list(made.values())
+
+    def _trained(self, entry: Mapping[str, Any]) -> Drafter:
+        """One with weights of its own (in old pools a shape stands once for all)."""
+        shape = SHAPES[entry["kind"]](
+            **_lists_as_tuples(entry.get("shape", self.manifest.get("shape")))
+        )
+        weights = _weights(self.tensors, entry["name"], shape.sizes())
+        name = entry["name"]
+        if isinstance(shape, SmallShape):
+            return small_language_model(shape, weights, self.vocabulary, self.target, name)
+        rest = (shape, weights, self.vocabulary, self.target, name, self.head)
+        if isinstance(shape, ParallelShape):
+            return ParallelHeads(*rest)
+        return Eagle(*rest) if self.tree is None else EagleTree(self.tree, *rest)
+
+    def _ngram(self, names: Sequence[str]) -> NGram:
+        documents = [d for name in names for d in _documents(self.tensors[f"text.{name}"])]
+        return NGram.of(self.target.vocab_size, documents)
+
+
+def _documents(joined: Tensor) -> list[list[int]]:
+    """The texts that `save_pool` joined."""
+    ends = (joined == _END).nonzero()[:, 0].tolist()
+    begins = [0, *(end + 1 for end in ends)]
+    return [joined[begin:end].tolist() for begin, end in zip(begins, ends, strict=False)]
+
+
+def _lists_as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def _weights(
+    tensors: Mapping[str, Tensor], name: str, sizes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
     weights = {}
-    for key, size in shape.sizes().items():
+    for key, size in sizes.items():
         weight = tensors[f"{name}.{key}"].float()
-        if key in MATRICES:
+        if len(size) == 2:
             weight = weight * tensors[f"{name}.{key}.scale"][:, None]
         if weight.shape != size:
             raise KeyError(f"{name}.{key} has shape {tuple(weight.shape)}, not {size}")

@@ -1,7 +1,7 @@
 """Drafters by name, as the command line and `MetaSD.from_pretrained` spell them.
 
-``prompt-lookup[:N]``, ``suffix``, ``early-exit[:L]``, ``none``, or a Hugging Face causal LM by id
-or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
+``prompt-lookup[:N]``, ``suffix``, ``lookahead``, ``early-exit[:L]``, ``none``, or a Hugging Face
+causal LM by id or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
 both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``pool:NAME`` is all the heads of a
 trained pool; behind a question mark, the trees they draft: ``pool:NAME?tree=static``,
@@ -19,6 +19,7 @@ from metasd_runtime.drafters.eagle_tree import TreeShape, make_tree
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.foreign import SharedTokens, TextMatch
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.lookahead import Lookahead
 from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.drafters.suffix import Suffix
@@ -102,6 +103,7 @@ DRAFTERS: dict[str, _Maker] = {
     "lm": _language_model,
     "lm-text": _foreign(TextMatch, "lm-text"),
     "lm-tokens": _foreign(SharedTokens, "lm-tokens"),
+    "lookahead": lambda target, text: Lookahead(target),
     "none": lambda target, text: NoDraft(),
     "prompt-lookup": _prompt_lookup,
     "suffix": lambda target, text: Suffix(),

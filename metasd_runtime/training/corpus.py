@@ -115,7 +115,8 @@ class Batch:
     Attributes
     ----------
     states : (B, W, layers x hidden)
-    tokens : (B, W) int64
+    ids : (B, W + 1) int64
+        The texts without their last tokens.
     valid : (B, W) bool
         False where there is padding.
     answer : (B, A) bool
@@ -128,7 +129,7 @@ class Batch:
     """
 
     states: Tensor
-    tokens: Tensor
+    ids: Tensor
     valid: Tensor
     answer: Tensor
     last: Tensor
@@ -136,17 +137,15 @@ class Batch:
     label: Tensor
 
     @classmethod
-    def of(cls, texts: Sequence[Text], layers: int, device: torch.device) -> Batch:
-        """Read the texts' states and lay them out."""
+    def of(cls, texts: Sequence[Text], hidden: int, device: torch.device) -> Batch:
+        """Read the texts' states, of a target that is `hidden` wide, and lay them out."""
         W = max(len(text.tokens) for text in texts) - 2
         A = max(text.answered for text in texts)
         first = texts[0].states()[0]
-        width = first.shape[1]
-        hidden = width // layers
         B = len(texts)
         batch = cls(
-            states=torch.zeros(B, W, width, dtype=first.dtype),
-            tokens=torch.zeros(B, W, dtype=torch.long),
+            states=torch.zeros(B, W, first.shape[1], dtype=first.dtype),
+            ids=torch.zeros(B, W + 1, dtype=torch.long),
             valid=torch.zeros(B, W, dtype=torch.bool),
             answer=torch.zeros(B, A, dtype=torch.bool),
             last=torch.zeros(B, A, hidden, dtype=first.dtype),
@@ -160,13 +159,35 @@ class Batch:
             # last token but one, which a prompt of a single token lacks.
             answered = min(answered, pairs)
             batch.states[row, W - pairs :] = features[:pairs]
-            batch.tokens[row, W - pairs :] = ids[1:-1]
+            batch.ids[row, W - pairs :] = ids[:-1]
             batch.valid[row, W - pairs :] = True
             batch.answer[row, A - answered :] = True
             batch.last[row, A - answered :] = features[-answered:, -hidden:]
             batch.log_z[row, A - answered :] = log_z[-answered:]
             batch.label[row, A - answered :] = ids[-answered:]
         return cls(**{name: value.to(device) for name, value in vars(batch).items()})
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, W) int64: the tokens of the pairs."""
+        return self.ids[:, 1:]
+
+    def started(self, depth: int) -> tuple[Tensor, Tensor]:
+        """Answer tokens that stand at draft position `depth` (from 0) of a chain.
+
+        A chain begins at the answer's first token at the earliest.
+
+        Returns
+        -------
+        mask : (B, A) bool
+        rows : (R,) int64
+            Their numbers among the batch's answer tokens, in reading order.
+        """
+        mask = self.answer.clone()
+        if depth:
+            mask[:, depth:] &= self.answer[:, :-depth]
+            mask[:, :depth] = False
+        return mask, (self.answer.flatten().cumsum(0) - 1)[mask.flatten()]
 
 
 def batches(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
 from metasd_runtime.drafters.eagle_head import (
@@ -14,25 +12,12 @@ from metasd_runtime.drafters.eagle_head import (
     rotary_tables,
 )
 from metasd_runtime.training.corpus import Batch
+from metasd_runtime.training.student import Student, Unrolled, weight_dict
 
-__all__ = ["EagleModel", "Unrolled"]
-
-
-class Unrolled(NamedTuple):
-    """The head's outputs at one depth, for the pairs that have one there.
-
-    Attributes
-    ----------
-    out : (R, hidden)
-    rows : (R,) int64
-        Which of the batch's answer tokens, in reading order, they predict.
-    """
-
-    out: Tensor
-    rows: Tensor
+__all__ = ["EagleModel"]
 
 
-class EagleModel(nn.Module):
+class EagleModel(Student):
     """The head with trainable weights in float32.
 
     Parameters
@@ -48,14 +33,9 @@ class EagleModel(nn.Module):
     def __init__(self, shape: EagleShape, weights: dict[str, Tensor], embeddings: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.w = nn.ParameterDict(
-            {k: nn.Parameter(v.detach().float().clone()) for k, v in weights.items()}
-        )
+        self.hidden = shape.hidden
+        self.w = weight_dict(weights)
         self.register_buffer("embeddings", embeddings, persistent=False)
-
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights by name."""
-        return {name: value.detach().clone() for name, value in self.w.items()}
 
     def forward(self, batch: Batch, depths: int) -> list[Unrolled]:
         """The outputs at draft positions 1 to `depths`.
@@ -85,13 +65,14 @@ class EagleModel(nn.Module):
             seen = column <= column[W - A :, None] - depth
             hidden = ~(seen & batch.valid[:, None])
             out = self._layer(x, (cos, sin), keys, values, hidden, chain)
-            started = batch.answer.clone()
-            if depth:  # a chain begins at the answer's first token at the earliest
-                started[:, depth:] &= batch.answer[:, :-depth]
-                started[:, :depth] = False
-            rows = (batch.answer.flatten().cumsum(0) - 1)[started.flatten()]
+            started, rows = batch.started(depth)
             outputs.append(Unrolled(out[started], rows))
         return outputs
+
+    def logits(self, out: Tensor, head: Tensor) -> Tensor:
+        """Over the tokens that can be drafted, float32."""
+        normal = normalise(out, self.shape.eps) * self.w["norm"]
+        return linear(normal.to(head.dtype), head).float()
 
     def _keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         normal = normalise(x, self.shape.eps) * self.w["attention_norm"]

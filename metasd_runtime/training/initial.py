@@ -18,7 +18,7 @@ from metasd_bandits import checks
 from metasd_runtime.drafters.eagle_head import MATRICES, NORMS, EagleShape, normalise
 from metasd_runtime.training.corpus import Text
 
-__all__ = ["initial_weights"]
+__all__ = ["initial_weights", "ridge"]
 
 _ROWS = 20_000
 _RIDGE = 0.01
@@ -41,11 +41,11 @@ def initial_weights(model: Any, shape: EagleShape, texts: Sequence[Text]) -> dic
     scale = rows.stream.square().mean(-1).sqrt().median()
     w["o"], w["down"] = w["o"] / scale, w["down"] / scale
     stream, width = rows.stream / scale, shape.hidden * len(shape.layers)
-    both = _ridge(rows.inputs, stream)
+    both = ridge(rows.inputs, stream)
     w["fuse"], w["embed"] = both[:, :width], both[:, width:]
     # Behind the text the head's own output is all there is; the target's last state is its ideal.
     own = normalise(rows.last / w["norm"].sign() / w["norm"].abs().clamp(min=1e-3), shape.eps)
-    w["chain"] = _ridge(own, stream - rows.inputs[:, width:] @ w["embed"].T)
+    w["chain"] = ridge(own, stream - rows.inputs[:, width:] @ w["embed"].T)
     assert w.keys() == {*MATRICES, *NORMS}
     return {name: value.clone().contiguous() for name, value in w.items()}
 
@@ -110,7 +110,7 @@ def _regression_rows(model: Any, shape: EagleShape, texts: Sequence[Text]) -> _R
     return _Rows(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
-def _ridge(x: Tensor, y: Tensor) -> Tensor:
+def ridge(x: Tensor, y: Tensor) -> Tensor:
     """(outputs, inputs): the matrix W that makes x @ W.T closest to y, lightly shrunk."""
     gram = x.T @ x
     gram += _RIDGE * gram.diagonal().mean() * torch.eye(len(gram))

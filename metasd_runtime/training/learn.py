@@ -1,4 +1,4 @@
-"""Step three of training: a head learns a corpus; resumable, and stopped by nonsense."""
+"""Step three of training: a drafter learns a corpus; resumable, and stopped by nonsense."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from torch import Tensor
 
 from metasd_runtime.models import choose_dtype
 from metasd_runtime.training.corpus import Batch, Text
-from metasd_runtime.training.eagle_model import EagleModel
+from metasd_runtime.training.student import Student
 
 __all__ = [
     "Learning",
     "TrainingError",
     "half",
     "learn",
-    "model_logits",
     "soft_loss",
     "target_probabilities",
 ]
@@ -71,7 +70,7 @@ class Learning:
         return self.rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * fallen)))
 
 
-def soft_loss(model: EagleModel, batch: Batch, head: Tensor, depths: int) -> list[Tensor]:
+def soft_loss(model: Student, batch: Batch, head: Tensor, depths: int) -> list[Tensor]:
     """Cross-entropy with the target's own distribution, at each depth.
 
     Parameters
@@ -82,7 +81,7 @@ def soft_loss(model: EagleModel, batch: Batch, head: Tensor, depths: int) -> lis
     p = target_probabilities(batch, head)
     losses = []
     for out, rows in model(batch, depths):
-        log_q = model_logits(model, out, head).log_softmax(-1)
+        log_q = model.logits(out, head).log_softmax(-1)
         losses.append(-(p[rows] * log_q).sum(-1).mean())
     return losses
 
@@ -94,15 +93,8 @@ def target_probabilities(batch: Batch, head: Tensor) -> Tensor:
     return (logits - batch.log_z[batch.answer][:, None]).exp()
 
 
-def model_logits(model: EagleModel, out: Tensor, head: Tensor) -> Tensor:
-    """The head's logits over the tokens that can be drafted, float32."""
-    s = model.shape
-    normal = out.float() * torch.rsqrt(out.float().square().mean(-1, keepdim=True) + s.eps)
-    return torch.nn.functional.linear((normal * model.w["norm"]).to(head.dtype), head).float()
-
-
 def learn(
-    model: EagleModel,
+    model: Student,
     texts: Iterator[list[Text]],
     head: Tensor,
     learning: Learning,
@@ -110,7 +102,7 @@ def learn(
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train a head in place; continues from the state at `path` if there is one.
+    """Train a drafter in place; continues from the state at `path` if there is one.
 
     Parameters
     ----------
@@ -136,9 +128,9 @@ def learn(
     optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     step = _resume(model, optimiser, path)
     batches = islice(texts, step, None)
-    device = model.w["norm"].device
+    device = next(model.parameters()).device
     while step < learning.steps and not stop():
-        batch = Batch.of(next(batches), len(model.shape.layers), device)
+        batch = Batch.of(next(batches), model.hidden, device)
         with half(device):
             losses = soft_loss(model, batch, head, learning.depths)
         loss = torch.stack(losses).mean()
@@ -170,7 +162,7 @@ def half(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def _save(model: EagleModel, optimiser: Any, step: int, path: Path) -> None:
+def _save(model: Student, optimiser: Any, step: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".partial")
     state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
@@ -178,7 +170,7 @@ def _save(model: EagleModel, optimiser: Any, step: int, path: Path) -> None:
     beside.replace(path)
 
 
-def _resume(model: EagleModel, optimiser: Any, path: Path) -> int:
+def _resume(model: Student, optimiser: Any, path: Path) -> int:
     if not path.exists():
         _save(model, optimiser, 0, path)
         return 0

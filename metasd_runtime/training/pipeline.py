@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from metasd_bandits import checks
-from metasd_runtime.drafters.eagle_head import EagleShape
+from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.models import LoadedModel
-from metasd_runtime.pool import save_pool
+from metasd_runtime.pool import Rescoring, Trained, save_pool
 from metasd_runtime.training.answers import Answerer, answer_all
 from metasd_runtime.training.config import PoolConfig
 from metasd_runtime.training.corpus import (
@@ -23,11 +23,11 @@ from metasd_runtime.training.corpus import (
     draft_vocabulary,
     load_corpus,
 )
-from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.evaluate import Acceptance, evaluate
-from metasd_runtime.training.initial import initial_weights
-from metasd_runtime.training.learn import Learning, learn
+from metasd_runtime.training.kinds import beginner, learning_of, student_of
+from metasd_runtime.training.learn import learn
 from metasd_runtime.training.prompts import Prompt, load_prompts
+from metasd_runtime.training.student import Student
 
 __all__ = ["Pool", "answer_prompts", "train_pool"]
 
@@ -56,9 +56,9 @@ class Pool:
 def train_pool(config: PoolConfig, loaded: LoadedModel, out: Path, progress: Progress) -> Pool:
     """Answer, learn, evaluate, and write the pool.
 
-    One head learns from all domains by turns; its copies then learn on, each from one domain and
-    one from all (OFA), with equal budgets of tokens. So every drafter was shown as many tokens as
-    the next, and they differ in what they were shown last.
+    Of every kind, one drafter learns from all domains by turns; its copies then learn on, each
+    from one domain and one from all (OFA), with equal budgets of tokens. So every drafter was
+    shown as many tokens as the next, and they differ in what they were shown last.
 
     Parameters
     ----------
@@ -73,25 +73,40 @@ def train_pool(config: PoolConfig, loaded: LoadedModel, out: Path, progress: Pro
         If a loss is not finite.
     """
     work = out / "work"
-    layers = config.head.layers or default_layers(loaded.model)
-    shape = EagleShape.of(loaded.model.config, layers)
+    layers = kept_layers(config, loaded.model)
     _same_settings(work, config)
-    answer_prompts(config, loaded, work / "answers", shape.layers, progress)
+    answer_prompts(config, loaded, work / "answers", layers, progress)
     corpora = {
         name: load_corpus(work / "answers", name, config.data.tokens) for name in config.domains
     }
-    student = Student(config, loaded, shape, corpora)
-    states = work / "states"
-    texts = [corpus.train for corpus in corpora.values()]
-    shared = student.new()
-    student.teach(shared, "shared", texts, config.training.shared_tokens, states, progress)
-    heads = {}
-    for name, own in {**{n: [c.train] for n, c in corpora.items()}, OFA: texts}.items():
-        heads[name] = student.copy(shared)
-        student.teach(heads[name], name, own, config.training.tokens, states, progress)
-    matrix = student.matrix(heads, progress)
-    student.save(out, heads, matrix)
+    school = School(config, loaded, layers, corpora)
+    students: dict[str, Student] = {}
+    for kind in config.kinds:
+        if not kind.startswith("r-"):
+            students |= school.train(kind, work / "states", progress)
+    matrix = school.matrix(students, progress)
+    school.save(out, students, matrix)
     return Pool(out, matrix)
+
+
+def kept_layers(config: PoolConfig, model: Any) -> tuple[int, ...]:
+    """The hidden states that are kept beside the answers.
+
+    Raises
+    ------
+    ConfigError
+        If the layers do not ascend to the last, with which the target speaks.
+    """
+    layers = config.head.layers or default_layers(model)
+    last = model.config.get_text_config(decoder=True).num_hidden_layers
+    for layer in layers:
+        checks.integer("head.layers", layer, 1, last)
+    if layers[-1] != last or list(layers) != sorted({*layers}):
+        raise checks.ConfigError(
+            f"head.layers={list(layers)} must ascend to {last}, the target's last, whose hidden "
+            "state tells what the target would have said"
+        )
+    return layers
 
 
 def default_layers(model: Any) -> tuple[int, ...]:
@@ -156,86 +171,109 @@ def _same_settings(work: Path, config: PoolConfig) -> None:
     file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
-class Student:
-    """Heads of one shape and vocabulary, taught from one set of corpora."""
+class School:
+    """Drafters for one target and draft vocabulary, taught from one set of corpora."""
 
     def __init__(
         self,
         config: PoolConfig,
         loaded: LoadedModel,
-        shape: EagleShape,
+        layers: tuple[int, ...],
         corpora: dict[str, Corpus],
     ) -> None:
-        self.config, self.loaded, self.shape, self.corpora = config, loaded, shape, corpora
-        model = loaded.model
-        self.embeddings = model.get_input_embeddings().weight.detach()
-        output = model.get_output_embeddings().weight.detach()
-        texts = [text for corpus in corpora.values() for text in corpus.train]
-        size = min(config.head.vocabulary, output.shape[0])
-        vocabulary, self.covered = draft_vocabulary(texts, size, output.shape[0])
-        self.vocabulary = vocabulary.to(model.device)
-        self.output: Tensor = output
-        self.texts = texts
+        self.config, self.loaded, self.layers, self.corpora = config, loaded, layers, corpora
+        self.output: Tensor = loaded.model.get_output_embeddings().weight.detach()
+        self.texts = [text for corpus in corpora.values() for text in corpus.train]
+        size = min(config.head.vocabulary, self.output.shape[0])
+        vocabulary, self.covered = draft_vocabulary(self.texts, size, self.output.shape[0])
+        self.vocabulary = vocabulary.to(loaded.model.device)
 
-    def new(self) -> EagleModel:
-        """A head that has learned nothing yet."""
-        return self._model(initial_weights(self.loaded.model, self.shape, self.texts))
+    def train(self, kind: str, states: Path, progress: Progress) -> dict[str, Student]:
+        """A drafter of one kind for every domain, and one for all."""
+        model = self.loaded.model
+        everything = [corpus.train for corpus in self.corpora.values()]
+        shared = beginner(kind, self.config, model, self.layers, self.texts)
+        budget = self.config.training.shared_tokens
+        self._teach(shared, kind, "shared", everything, budget, states, progress)
+        students = {}
+        for name in (*self.corpora, OFA):
+            texts = everything if name == OFA else [self.corpora[name].train]
+            student = student_of(shared.shape, shared.weights(), model)
+            budget = self.config.training.tokens
+            self._teach(student, kind, name, texts, budget, states, progress)
+            students[f"{kind}-{name}"] = student
+        return students
 
-    def copy(self, head: EagleModel) -> EagleModel:
-        """Another head with the same weights."""
-        return self._model(head.weights())
-
-    def _model(self, weights: dict[str, Tensor]) -> EagleModel:
-        return EagleModel(self.shape, weights, self.embeddings).to(self.loaded.model.device)
-
-    def teach(
+    def _teach(
         self,
-        head: EagleModel,
+        student: Student,
+        kind: str,
         name: str,
         texts: Sequence[Sequence[Text]],
         tokens: int,
         states: Path,
         progress: Progress,
     ) -> None:
-        """Show a head about `tokens` answer tokens."""
-        learning: Learning = self.config.training.learning(tokens)
+        """Show a drafter about `tokens` answer tokens."""
+        learning = learning_of(kind, self.config, tokens)
         learn(
-            head,
+            student,
             batches(texts, learning.batch_tokens, f"{self.config.seed}/{name}"),
             self.output[self.vocabulary],
             learning,
-            states / f"{name}.pt",
-            lambda step, steps, loss: progress(f"head: {name}", step, steps, f"loss {loss:.3f}"),
+            states / f"{kind}-{name}.pt",
+            lambda step, steps, loss: progress(f"{kind}: {name}", step, steps, f"loss {loss:.3f}"),
         )
 
+    def members(self) -> list[_Member]:
+        """All drafters of the pool, kind by kind."""
+        return [_Member(kind, part) for kind in self.config.kinds for part in (*self.corpora, OFA)]
+
     def matrix(
-        self, heads: dict[str, EagleModel], progress: Progress
+        self, students: dict[str, Student], progress: Progress
     ) -> dict[str, dict[str, Acceptance]]:
-        """Every head on every domain's held-out answers."""
-        done, total = 0, len(heads) * len(self.corpora)
+        """Every drafter on every domain's held-out answers."""
+        done, total = 0, len(self.members()) * len(self.corpora)
         matrix: dict[str, dict[str, Acceptance]] = {}
-        for name, head in heads.items():
-            matrix[name] = {}
+        for member in self.members():
+            student = students[member.heads]
+            ngram = self._ngram(member) if member.rescored else None
+            matrix[member.name] = {}
             for domain, corpus in self.corpora.items():
-                matrix[name][domain] = evaluate(head, corpus.held_out, self.output, self.vocabulary)
+                matrix[member.name][domain] = evaluate(
+                    student, corpus.held_out, self.output, self.vocabulary, rescorer=ngram
+                )
                 done += 1
-                progress("evaluation", done, total, f"{name} on {domain}")
+                progress("evaluation", done, total, f"{member.name} on {domain}")
         return matrix
+
+    def _domains(self, member: _Member) -> list[str]:
+        return list(self.corpora) if member.part == OFA else [member.part]
+
+    def _answers(self, domain: str) -> list[list[int]]:
+        return [text.tokens[-text.answered :] for text in self.corpora[domain].train]
+
+    def _ngram(self, member: _Member) -> NGram:
+        answers = [answer for domain in self._domains(member) for answer in self._answers(domain)]
+        return NGram.of(self.output.shape[0], answers)
 
     def save(
         self,
         out: Path,
-        heads: dict[str, EagleModel],
+        students: dict[str, Student],
         matrix: dict[str, dict[str, Acceptance]],
     ) -> None:
         """Write the pool's folder."""
-        about = {}
-        for name in heads:
-            own = [name] if name in self.corpora else list(self.corpora)
-            about[f"eagle-{name}"] = {
-                "domains": own,
-                "metrics": {domain: vars(result) for domain, result in matrix[name].items()},
-            }
+        drafters: dict[str, Trained | Rescoring] = {}
+        for member in self.members():
+            metrics = {domain: vars(result) for domain, result in matrix[member.name].items()}
+            about = {"domains": self._domains(member), "metrics": metrics}
+            student = students[member.heads]
+            drafters[member.name] = (
+                Rescoring(member.heads, self._domains(member), about)
+                if member.rescored
+                else Trained(member.kind, student.shape, student.weights(), about)
+            )
         data = {
             name: {
                 "texts": len(corpus.train),
@@ -244,14 +282,35 @@ class Student:
             }
             for name, corpus in self.corpora.items()
         }
+        rescored = any(member.rescored for member in self.members())
         settings = {**self.config.as_dict(), "domains": sorted(self.config.domains)}
         save_pool(
             out,
             self.loaded.model,
             self.loaded.name,
-            self.shape,
             self.vocabulary.cpu(),
-            {f"eagle-{name}": head.weights() for name, head in heads.items()},
-            about,
+            drafters,
+            {domain: self._answers(domain) for domain in self.corpora} if rescored else {},
             {"settings": settings, "data": data, "vocabulary_covers": self.covered},
         )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One drafter of the pool: its kind, and the domain it is for, or OFA."""
+
+    kind: str
+    part: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.part}"
+
+    @property
+    def rescored(self) -> bool:
+        return self.kind.startswith("r-")
+
+    @property
+    def heads(self) -> str:
+        """The drafter whose weights it uses: itself, unless it rescores another's."""
+        return f"{self.kind.removeprefix('r-')}-{self.part}"

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from metasd_runtime.models import LoadedModel, load_target
+from metasd_runtime.training.answers import Answerer, answer_all
+from metasd_runtime.training.corpus import load_corpus
+from metasd_runtime.training.prompts import Prompt
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +91,26 @@ def permutation_lm(tiny_llama: Callable[..., LlamaForCausalLM]) -> Callable[...,
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def world(
+    tiny_llama: Callable[..., LlamaForCausalLM], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """A tiny target, what it answered to twenty prompts, and the corpus that makes.
+
+    The answers lie in the folder that comes second; all three hidden states are kept.
+    """
+    model = tiny_llama(3, vocab=40, layers=3, sharpness=20.0)
+    folder = tmp_path_factory.mktemp("answers")
+    draws = torch.Generator().manual_seed(0)
+    prompts = [
+        Prompt(str(i), torch.randint(0, 40, (3 + i % 7,), generator=draws).tolist())
+        for i in range(20)
+    ]
+    answerer = Answerer(model, {7}, 24, (1, 2, 3))
+    answer_all(answerer, {"d": prompts}, folder, held_out=4, batch=8, tokens=10**6, seed=1)
+    return model, folder, load_corpus(folder, "d", 10**6)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from metasd_runtime.draft import Draft, Drafter
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import Forward
+from metasd_runtime.target import Forward, Target
 
 Cell = dict[Hashable, tuple[float, float]]
 
@@ -144,6 +144,19 @@ class TableTarget:
         return Forward(torch.tensor(rows, dtype=torch.float64), None)
 
 
+class ModelTarget(Target):
+    """A real target that also tells its logits behind any text, as `TableTarget` does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.known: dict[tuple[int, ...], list[float]] = {}
+
+    def logits(self, text: tuple[int, ...]) -> list[float]:
+        if text not in self.known:
+            self.known[text] = self.model(torch.tensor([text])).logits[0, -1].tolist()
+        return self.known[text]
+
+
 class TableDrafter(Drafter):
     """Draws from logits that are a function of the text."""
 
@@ -199,7 +212,7 @@ class ByLastReward(Policy):
 
 
 def decode_law(
-    target: TableTarget,
+    target: TableTarget | ModelTarget,
     drafters: list[Drafter],
     prompt: list[int],
     max_new_tokens: int,
@@ -229,7 +242,7 @@ def decode_law(
 
 
 def own_law(
-    target: TableTarget,
+    target: TableTarget | ModelTarget,
     prompt: list[int],
     max_new_tokens: int,
     *,
@@ -242,7 +255,7 @@ def own_law(
 
 def continued(
     law: dict[Hashable, float],
-    target: TableTarget,
+    target: TableTarget | ModelTarget,
     prompt: list[int],
     max_new_tokens: int,
     *,

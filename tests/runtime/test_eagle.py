@@ -17,7 +17,7 @@ from metasd_runtime.draft import DrafterUnavailableError, draft_block
 from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import EagleShape, Matrix, quantise
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import PoolError, fingerprint, load_pool, save_pool
+from metasd_runtime.pool import PoolError, Trained, fingerprint, load_pool, save_pool
 from metasd_runtime.randomness import Purpose, uniform
 from metasd_runtime.sampling import Sampling, draw
 from metasd_runtime.target import Target
@@ -191,8 +191,11 @@ def test_eight_bit_products_are_close_to_the_floats(shape: tuple[int, int], rows
 def saved(model: Any, tmp_path: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     shape = EagleShape.of(model.config, LAYERS)
     heads = {f"eagle-{i}": random_weights(shape, i) for i in range(2)}
-    about: dict[str, Any] = {name: {"domains": ["d"]} for name in heads}
-    save_pool(tmp_path / "pool", model, "tiny", shape, VOCABULARY, heads, about, {})
+    drafters = {
+        name: Trained("eagle", shape, weights, {"domains": ["d"]})
+        for name, weights in heads.items()
+    }
+    save_pool(tmp_path / "pool", model, "tiny", VOCABULARY, drafters, {}, {})
     return tmp_path / "pool", heads
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import EagleShape
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
-from metasd_runtime.training.answers import Answerer, answer_all, read_answers
-from metasd_runtime.training.corpus import Batch, Corpus, batches, draft_vocabulary, load_corpus
+from metasd_runtime.training.answers import read_answers
+from metasd_runtime.training.corpus import Batch, Corpus, batches, draft_vocabulary
 from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.evaluate import evaluate
 from metasd_runtime.training.initial import initial_weights
@@ -25,27 +24,10 @@ from metasd_runtime.training.learn import (
     Learning,
     TrainingError,
     learn,
-    model_logits,
     target_probabilities,
 )
-from metasd_runtime.training.prompts import Prompt
 
 LAYERS = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def world(tiny_llama: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tiny target and what it answered to twenty prompts."""
-    model = tiny_llama(3, vocab=40, layers=3, sharpness=20.0)
-    folder = tmp_path_factory.mktemp("answers")
-    draws = torch.Generator().manual_seed(0)
-    prompts = [
-        Prompt(str(i), torch.randint(0, 40, (3 + i % 7,), generator=draws).tolist())
-        for i in range(20)
-    ]
-    answerer = Answerer(model, {7}, 24, LAYERS)
-    answer_all(answerer, {"d": prompts}, folder, held_out=4, batch=8, tokens=10**6, seed=1)
-    return model, folder, load_corpus(folder, "d", 10**6)
 
 
 def new_head(model: Any, corpus: Corpus) -> tuple[EagleModel, Tensor]:
@@ -89,13 +71,11 @@ def test_training_sees_what_drafting_sees(world: Any, monkeypatch: pytest.Monkey
     target = Target(model)
     drafter = Eagle(head.shape, head.weights(), vocabulary, target)
     texts = corpus.train[:3]
-    batch = Batch.of(texts, len(LAYERS), torch.device("cpu"))
+    batch = Batch.of(texts, 32, torch.device("cpu"))
     rows = model.lm_head.weight[vocabulary]
     depths = 4
     with torch.no_grad():
-        unrolled = [
-            (model_logits(head, out, rows), index.tolist()) for out, index in head(batch, depths)
-        ]
+        unrolled = [(head.logits(out, rows), index.tolist()) for out, index in head(batch, depths)]
     checked = 0
     first = 0
     for text in texts:
@@ -138,7 +118,7 @@ def test_targets_probabilities_are_its_softmax(world: Any) -> None:
     model, _, corpus = world
     vocabulary = draft_vocabulary(corpus.train, 30, 40)[0]
     text = corpus.train[1]
-    batch = Batch.of([text], len(LAYERS), torch.device("cpu"))
+    batch = Batch.of([text], 32, torch.device("cpu"))
     p = target_probabilities(batch, model.lm_head.weight[vocabulary])
     expected = model(torch.tensor([text.tokens])).logits[0].softmax(-1)[-text.answered - 1 : -1]
     assert torch.allclose(p, expected[:, vocabulary], atol=1e-4)

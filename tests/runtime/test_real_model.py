@@ -20,7 +20,11 @@ from transformers import (
 from metasd_runtime.decoder import Query, decode
 from metasd_runtime.draft import Draft, Drafter
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.ngram import NGram
+from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
+from metasd_runtime.drafters.rescored import Rescored
+from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.router import Router
 from metasd_runtime.sampling import Sampling
@@ -79,7 +83,7 @@ def small_lm(smollm):
     return model
 
 
-POOL = ("prompt-lookup", "suffix", "early-exit:8", "lm", "none")
+POOL = ("prompt-lookup", "suffix", "lookahead", "early-exit:8", "lm", "none")
 
 
 @pytest.mark.parametrize("drafters", [*((name,) for name in POOL), POOL], ids=" ".join)
@@ -101,6 +105,27 @@ def test_greedy_text_is_the_librarys(smollm, small_lm, answers, drafters):
         accepted += sum(r.accepted for r in output.trace)
     if drafters != ("none",):
         assert accepted > 0
+
+
+def test_heads_and_small_models_leave_the_text_alone(smollm, answers):
+    """Weights without any training: Medusa's and BPD's heads repeat the target's own guess."""
+    target, width = Target(smollm.model, smollm.tokenizer), smollm.model.config.hidden_size
+    vocabulary, pool = torch.arange(4096), []
+    for block in ("medusa", "bpd"):
+        shape = ParallelShape(block, len(target.layers), width, 4)
+        zeros = {name: torch.zeros(size) for name, size in shape.sizes().items()}
+        heads = ParallelHeads(shape, zeros, vocabulary, target, block)
+        pool += [heads, Rescored(heads, NGram(target.vocab_size))]
+    small = SmallShape.of(smollm.model.config, 64, 1)
+    random = {name: torch.full(size, 0.01) for name, size in small.sizes().items()}
+    pool.append(small_language_model(small, random, vocabulary, target, "small"))
+    metasd = MetaSD(smollm.model, smollm.tokenizer, drafters=pool, reward="bd", policy="uniform")
+    for ids, expected in answers[::4]:
+        output = metasd.generate(
+            ids, max_new_tokens=LONG, do_sample=False, return_dict_in_generate=True, seed=1
+        )
+        text = output.sequences[0].tolist()
+        assert text == expected, _first_difference(smollm.model, text, expected)
 
 
 def _first_difference(model, text, expected) -> str:

@@ -71,8 +71,8 @@ def test_a_pool_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> Non
     told: list[str] = []
     config = read_config(folder / "pool.toml")
     pool = train_pool(config, loaded, folder / "out", lambda step, *rest: told.append(step))
-    assert {"answers: even", "head: shared", "head: odd", "head: ofa", "evaluation"} <= set(told)
-    assert list(pool.matrix) == ["even", "odd", "ofa"]
+    assert {"answers: even", "eagle: shared", "eagle: odd", "eagle: ofa", "evaluation"} <= set(told)
+    assert list(pool.matrix) == ["eagle-even", "eagle-odd", "eagle-ofa"]
     manifest = read_manifest(folder / "out")
     assert [d["name"] for d in manifest["drafters"]] == ["eagle-even", "eagle-odd", "eagle-ofa"]
     assert manifest["training"]["data"]["even"]["held_out"] == 3
@@ -88,16 +88,56 @@ def test_a_pool_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> Non
     assert matrix_table(pool.matrix).row_count == 3
 
 
+KINDS = ["eagle", "medusa", "r-medusa", "bpd", "r-bpd", "language-model"]
+
+
+def with_kinds(folder: Path, kinds: list[str]) -> Path:
+    path = folder / "kinds.toml"
+    path.write_text(f"kinds = {kinds}\n" + CONFIG)
+    return path
+
+
+@pytest.mark.slow
+def test_every_kind_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> None:
+    config = read_config(with_kinds(folder, KINDS))
+    pool = train_pool(config, loaded, folder / "out", lambda *told: None)
+    names = [f"{kind}-{part}" for kind in KINDS for part in ("even", "odd", "ofa")]
+    assert list(pool.matrix) == names
+    manifest = read_manifest(folder / "out")
+    assert [d["name"] for d in manifest["drafters"]] == names
+    assert manifest["drafters"][-1]["domains"] == ["even", "odd"]
+    assert manifest["training"]["settings"]["kinds"] == KINDS
+    drafters = load_pool(folder / "out", Target(loaded.model))
+    assert [drafter.name for drafter in drafters] == names
+    ids = torch.tensor([[1, 3, 5, 7, 9]])
+    plain = loaded.model.generate(ids, max_new_tokens=40, do_sample=False)
+    for drafter in drafters:
+        metasd = MetaSD(loaded.model, drafters=[drafter], reward="bd", policy="fixed")
+        output = metasd.generate(ids, max_new_tokens=40, return_dict_in_generate=True)
+        assert torch.equal(output.sequences, plain), drafter.name
+        assert sum(r.accepted for r in output.trace) > 0, drafter.name
+
+
 class _InterruptedError(Exception):
     pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["answers: odd", "head: shared", "head: odd", "evaluation"])
+@pytest.mark.parametrize(
+    ("kinds", "step"),
+    [
+        (["eagle"], "answers: odd"),
+        (["eagle"], "eagle: shared"),
+        (["eagle"], "eagle: odd"),
+        (["eagle"], "evaluation"),
+        (["medusa", "r-medusa"], "medusa: even"),
+        (["bpd", "language-model"], "language-model: shared"),
+    ],
+)
 def test_an_interrupted_pool_continues_to_the_same_weights(
-    folder: Path, loaded: Any, step: str
+    folder: Path, loaded: Any, kinds: list[str], step: str
 ) -> None:
-    config = read_config(folder / "pool.toml")
+    config = read_config(with_kinds(folder, kinds))
 
     def interrupt(at: str, done: int, total: int, remark: str) -> None:
         if at == step and done > 1:
@@ -175,6 +215,33 @@ def test_domains_without_text_are_refused(
         train_pool(config, loaded, folder / "out", lambda *told: None)
 
 
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("[1, 2]", r"head.layers=\[1, 2\] must ascend to 3, the target's last"),
+        ("[3, 1, 3]", "must ascend to 3"),
+        ("[0, 3]", r"head.layers=0 is out of range; give an integer in \[1, 3\]"),
+        ("['a']", "head.layers='a' is not an integer"),
+    ],
+)
+def test_hidden_states_that_do_not_end_with_the_last_are_refused(
+    folder: Path, loaded: Any, layers: str, message: str
+) -> None:
+    path = folder / "pool.toml"
+    path.write_text(CONFIG.replace("[head]", f"[head]\nlayers = {layers}"))
+    with pytest.raises(ConfigError, match=message):
+        train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+
+
+def test_a_language_model_that_does_not_fit_the_target_is_refused(
+    folder: Path, loaded: Any
+) -> None:
+    path = with_kinds(folder, ["language-model"])
+    path.write_text(path.read_text() + "[language_model]\nwidth = 64\n")
+    with pytest.raises(ConfigError, match=r"language_model.width=64 is out of range"):
+        train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+
+
 def test_long_prompts_are_left_out_with_a_warning(folder: Path, loaded: Any) -> None:
     write_prompts(folder / "even.jsonl", ["ab", "a" * 30, "cd"])
     with pytest.warns(RuntimeWarning, match="1 of 3 prompts exceed 20 tokens"):
@@ -212,6 +279,13 @@ def test_a_missing_file_is_not_taken_for_a_dataset(loaded: Any) -> None:
         (("[domains]", "[domains"), "is not TOML"),
         (("even =", "ofa ="), "'ofa' cannot be a name"),
         (("depths = 2", "depths = 2\nrate = 2"), "training.rate=2 is outside"),
+        (("[domains]", "kinds = 'eagle'\n[domains]"), r"kinds='eagle' must be a list of names"),
+        (("[domains]", "kinds = []\n[domains]"), r"kinds=\[\] must name kinds of drafters"),
+        (("[domains]", "kinds = ['bpd', 'bpd']\n[domains]"), "each once; there are eagle, medusa"),
+        (("[domains]", "kinds = ['medsa']\n[domains]"), "did you mean 'medusa'"),
+        (("[domains]", "kinds = ['r-bpd']\n[domains]"), "rescores the heads of 'bpd'.*add it"),
+        (("vocabulary = 24", "positions = 0"), r"head.positions=0 is out of range"),
+        (("[head]", "[language_model]\ndepth = 0\n[head]"), r"language_model.depth=0 is out of"),
     ],
 )
 def test_bad_settings_are_refused(folder: Path, change: tuple[str, str], message: str) -> None:
