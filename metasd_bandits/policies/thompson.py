@@ -129,7 +129,7 @@ class Thompson(CompiledPolicy):
         return model, self.a, self.b, float(self.draft_length), self.sigma
 
     def prepare(self, s: State) -> None:
-        spread = gamma_spread.py_func
+        spread = getattr(gamma_spread, "py_func", gamma_spread)  # Python's, for whole rows
         s.rows[SPREAD_A] = spread(self.a + s.rows[ACCEPTED])
         s.rows[SPREAD_B] = spread(self.b + s.rows[REJECTED])
 
