@@ -35,6 +35,9 @@ app.command("bench")(bench)
 app.command("report")(report)
 
 DTYPE = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; chosen if left out")]
+COMPILED = Annotated[
+    bool, typer.Option("--compiled", help="compile the target: minutes once, then faster")
+]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; chosen if left out")]
 
 
@@ -78,9 +81,7 @@ def generate(
     draft_all: Annotated[
         bool, typer.Option("--draft-all", help="no bandit: all draft, the longest is used; slow")
     ] = False,
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="compile the target: minutes once, then faster")
-    ] = False,
+    compiled: COMPILED = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     dtype: DTYPE = None,
     device: DEVICE = None,
@@ -148,11 +149,12 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(help="most tokens for each answer")] = 160,
     dtype: DTYPE = None,
     device: DEVICE = None,
+    compiled: COMPILED = False,
 ) -> None:
     """Decode five prompts, plainly and with MetaSD-UCB, and compare."""
     from metasd_runtime.demo import run
 
-    run(out, max_new_tokens, dtype, device)
+    run(out, max_new_tokens, dtype, device, compiled)
 
 
 def _pool(pool: str | None, tree: str | None, nodes: int | None) -> list[str]:

@@ -36,14 +36,19 @@ class _Pair:
         return self.meta.statistics.tokens_per_second / self.plain.statistics.tokens_per_second
 
 
-def run(out: Path, max_new_tokens: int, dtype: str | None, device: str | None) -> None:
-    """Decode the five prompts, show the tables, leave a trace and a picture in `out`."""
+def run(
+    out: Path, max_new_tokens: int, dtype: str | None, device: str | None, compiled: bool = False
+) -> None:
+    """Decode the five prompts, show the tables, leave a trace and a picture in `out`.
+
+    A `compiled` target serves both, so that the ratio is speculation's alone.
+    """
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
     trace = out / "trace.jsonl"
     trace.unlink(missing_ok=True)
-    meta = MetaSD.from_pretrained(dtype=dtype, device=device, drafters=_DRAFTERS)
-    plain = MetaSD(meta.target.model, meta.tokenizer, drafters=["none"])
+    meta = MetaSD.from_pretrained(dtype=dtype, device=device, drafters=_DRAFTERS, compiled=compiled)
+    plain = MetaSD(meta.target, meta.tokenizer, drafters=["none"])
     model = meta.target.model
     console.print(
         f"target {model.name_or_path} ({model.dtype}, {model.device}), "
