@@ -28,6 +28,7 @@ from metasd_runtime import bench_peers
 from metasd_runtime.bench.machine import machine
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.hf import output_width
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target
 from metasd_runtime.output import Output
@@ -66,7 +67,8 @@ def main(
     with ExitStack() as stack:
         runs = _Runs(None if output is None else stack.enter_context(output.open("a")))
         loaded = load_target(target, dtype=dtype)
-        loaded.model.generation_config.eos_token_id = None
+        never = output_width(loaded.model)  # every row runs its full length
+        loaded.model.generation_config.eos_token_id = never
         server = None if peers is None else stack.enter_context(_Peers(peers, loaded))
         plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
         meta = MetaSD(

@@ -18,6 +18,7 @@ from metasd_runtime.bench.suite import PLAIN, Method, Suite
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
+from metasd_runtime.hf import output_width
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target, log
@@ -203,6 +204,8 @@ class Theirs(Contender):
         pad = getattr(self._target.tokenizer, "pad_token_id", None) or 0
         rows = [[pad] * (width - len(p)) + p for p in prompts]
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
+        eos = model.generation_config.eos_token_id
+        never = output_width(model)  # prompt lookup before 5.24 fails where no token ends a text
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             begin = time.perf_counter()
@@ -210,6 +213,7 @@ class Theirs(Contender):
                 torch.tensor(rows, device=model.device),
                 attention_mask=torch.tensor(mask, device=model.device),
                 pad_token_id=pad,
+                eos_token_id=never if eos is None else eos,
                 **settings,
                 **self._options,
             )

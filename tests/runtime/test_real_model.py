@@ -156,7 +156,12 @@ class Remembering:
     def rollback(self, n):
         del self.text[len(self.text) - n :]
 
-    def forward(self, tokens, *, keep=0, features=()):
+    def keep(self, n, places):
+        assert list(places) == list(range(len(places)))  # chains alone
+        self.rollback(n - len(places))
+
+    def forward(self, tokens, *, parents=None, keep=0, features=()):
+        assert parents is None
         rows = []
         for token in tokens:
             self.text.append(token)
