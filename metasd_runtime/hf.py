@@ -27,6 +27,7 @@ __all__ = [
     "unwrapped",
 ]
 
+_STEP = 256  # storage grows by so many positions at least
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -51,7 +52,7 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.capacity = capacity
+        self.capacity = self._first = capacity
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -90,7 +91,11 @@ class PreallocatedLayer(CacheLayerMixin):
         """Make room for that many positions; what is kept stays."""
         if needed <= self.capacity:
             return
-        self.capacity = 1 << (needed - 1).bit_length()  # few sizes, the same for every layer
+        # Rungs of one ladder, an eighth to a sixteenth apart: copying stays cheap, layers agree.
+        step = max(_STEP, (1 << needed.bit_length()) // 16)
+        self.capacity = -(-needed // step) * step
+        if not self.is_initialized:
+            return
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = self._storage(old)
@@ -111,7 +116,14 @@ class PreallocatedLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
+        """Forget every position, and give back what one long text made the storage grow to.
+
+        A compiled forward reads storage to its end.
+        """
         self.length = 0
+        if self.capacity > self._first:
+            self.capacity, self.is_initialized = self._first, False
+            self.keys = self.values = None
 
     def crop(self, tokens_to_remove: int) -> None:
         self.length -= abs(tokens_to_remove)

@@ -294,6 +294,31 @@ def test_storage_grows_and_rolls_back(blocks, data):
         assert layer.get_seq_length() == kept.shape[2]
 
 
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=6))
+def test_layers_that_grew_differently_agree_on_the_next_size(demands):
+    """A compiled forward needs every layer's storage of one size."""
+    layers = [PreallocatedLayer(256) for _ in demands]
+    for layer, needed in zip(layers, demands, strict=True):
+        layer.reserve(needed)
+        assert needed <= layer.capacity <= max(256, needed + max(255, needed // 8))
+    room = max(layer.capacity for layer in layers)
+    for layer in layers:
+        layer.reserve(room)
+    assert {layer.capacity for layer in layers} == {room}
+
+
+def test_a_long_text_leaves_no_storage_behind():
+    layer = PreallocatedLayer(4)
+    new = torch.randn(1, 2, 700, 3)
+    layer.update(new, new)
+    assert layer.capacity == 768
+    layer.reset()
+    assert (layer.length, layer.capacity, layer.keys) == (0, 4, None)
+    keys, values = layer.update(new[:, :, :3], 2 * new[:, :, :3])
+    assert torch.equal(keys, new[:, :, :3])
+    assert torch.equal(values, 2 * new[:, :, :3])
+
+
 def test_growth_does_not_depend_on_who_grows_it(world):
     """Early exit may be the first to outgrow the storage of the layers it shares."""
     target = Target(world.model)
