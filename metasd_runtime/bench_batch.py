@@ -28,7 +28,7 @@ from metasd_runtime import bench_peers
 from metasd_runtime.bench.machine import machine
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.hf import output_width
+from metasd_runtime.hf import end_tokens
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target
 from metasd_runtime.output import Output
@@ -67,8 +67,7 @@ def main(
     with ExitStack() as stack:
         runs = _Runs(None if output is None else stack.enter_context(output.open("a")))
         loaded = load_target(target, dtype=dtype)
-        never = output_width(loaded.model)  # every row runs its full length
-        loaded.model.generation_config.eos_token_id = never
+        loaded.model.generation_config.eos_token_id = None
         server = None if peers is None else stack.enter_context(_Peers(peers, loaded))
         plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
         meta = MetaSD(
@@ -171,9 +170,16 @@ def _theirs(loaded: LoadedModel, rows: Rows, n: int, **settings: Any) -> tuple[i
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=ids.device)
     begin = time.perf_counter()
     out = loaded.model.generate(
-        ids, attention_mask=mask, max_new_tokens=n, do_sample=False, pad_token_id=0, **settings
+        ids,
+        attention_mask=mask,
+        max_new_tokens=n,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=end_tokens(loaded.model),
+        **settings,
     )
-    return len(rows) * (out.shape[1] - width), time.perf_counter() - begin
+    emitted = min(out.shape[1] - width, n)  # prompt lookup of 5.12 may emit one more
+    return len(rows) * emitted, time.perf_counter() - begin
 
 
 class _RefusedError(Exception):

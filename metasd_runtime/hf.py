@@ -17,6 +17,7 @@ __all__ = [
     "SlotLayer",
     "cache_argument",
     "cache_of",
+    "end_tokens",
     "full_attention",
     "generation_settings",
     "has_default_length",
@@ -260,6 +261,15 @@ def output_width(model: PreTrainedModel) -> int:
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
         return weight.shape[0]
     return int(head.out_features)
+
+
+def end_tokens(model: Any) -> int | list[int]:
+    """What ends the model's texts; where nothing does, a token that never comes.
+
+    Without one the library's own prompt lookup fails in 5.12.
+    """
+    eos = model.generation_config.eos_token_id
+    return output_width(model) if eos is None else eos
 
 
 def has_default_length(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,7 +19,7 @@ from metasd_runtime.bench.suite import PLAIN, Method, Suite
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
-from metasd_runtime.hf import output_width
+from metasd_runtime.hf import end_tokens
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target, log
@@ -62,7 +63,7 @@ class Answer:
     rounds: tuple[Round, ...] = ()
 
 
-class Contender:
+class Contender(ABC):
     """One method under one setting, with whatever it carries from prompt to prompt.
 
     Attributes
@@ -84,13 +85,13 @@ class Contender:
             sampled = {"do_sample": True, "temperature": setting.temperature}
             self._settings |= sampled | {"top_k": 0, "top_p": 1.0}
 
+    @abstractmethod
     def warm_up(self, prompt: list[int], tokens: int) -> None:
         """Decode something that does not count."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, prompts: Sequence[list[int]], names: Sequence[str], seed: int) -> Answer:
         """Decode the prompts, together where the setting's batch says so."""
-        raise NotImplementedError
 
     @property
     def header(self) -> TraceHeader | None:
@@ -204,8 +205,6 @@ class Theirs(Contender):
         pad = getattr(self._target.tokenizer, "pad_token_id", None) or 0
         rows = [[pad] * (width - len(p)) + p for p in prompts]
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
-        eos = model.generation_config.eos_token_id
-        never = output_width(model)  # prompt lookup before 5.24 fails where no token ends a text
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             begin = time.perf_counter()
@@ -213,13 +212,14 @@ class Theirs(Contender):
                 torch.tensor(rows, device=model.device),
                 attention_mask=torch.tensor(mask, device=model.device),
                 pad_token_id=pad,
-                eos_token_id=never if eos is None else eos,
+                eos_token_id=end_tokens(model),
                 **settings,
                 **self._options,
             )
             emitted = output[:, width:].tolist()  # waits for the device
             seconds = time.perf_counter() - begin
-        return Answer([_without_padding(row, model) for row in emitted], seconds)
+        most = settings["max_new_tokens"]  # prompt lookup of 5.12 may emit one more
+        return Answer([_without_padding(row[:most], model) for row in emitted], seconds)
 
 
 def _without_padding(row: list[int], model: Any) -> list[int]:
