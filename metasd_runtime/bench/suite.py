@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from metasd_runtime.drafters import DRAFTERS
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import DTYPES
+from metasd_runtime.toml import read_toml
 
 __all__ = [
     "OWN_PROMPTS",
@@ -234,14 +234,7 @@ def read_suite(path: Path, **changes: Any) -> Suite:
     ConfigError
         If it is not there, is no TOML, or holds a name or value that cannot work.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise checks.ConfigError(
-            f"there is no file {path}; shipped suites are {', '.join(shipped_suites())}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise checks.ConfigError(f"{path} is not TOML: {error}") from None
+    raw = read_toml(path, f"; shipped suites are {', '.join(shipped_suites())}")
     try:
         given = {"name": path.stem, **raw, "tasks": _tasks(raw), "methods": _methods(raw)}
         given.pop("task", None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metasd_bandits import checks
+from metasd_runtime.toml import read_toml
 
 __all__ = [
     "KINDS",
@@ -193,12 +193,7 @@ def read_config(path: Path) -> PoolConfig:
     ConfigError
         If it is not there, is no TOML, or holds a name or value that cannot work.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise checks.ConfigError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise checks.ConfigError(f"{path} is not TOML: {error}") from None
+    raw = read_toml(path)
     sections = {
         "data": DataConfig,
         "head": HeadConfig,
