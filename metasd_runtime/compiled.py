@@ -1,9 +1,9 @@
 """The target's forward compiled ahead of time: blocks of fixed size, weights frozen, kept on disk.
 
-A graph takes a block of exactly n tokens over storage of any capacity, so one is compiled for
-each size that decoding needs (one token, and a draft with the token before it); a shorter block
-is filled up, and what was filled in is masked and forgotten. A draft tree differs from a chain in
-its mask and positions alone, which a graph is given. Prompts are read eagerly.
+A graph takes a block of exactly n tokens over a text of any length, so one is compiled for each
+size that decoding needs (a draft with the token before it, one token); a shorter block is filled
+up, and what was filled in is masked and forgotten. A draft tree differs from a chain in its mask
+and positions alone, which a graph is given. Prompts are read eagerly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from metasd_bandits.cache import cache_dir
+from metasd_runtime.attention import GROUPED, attending, can_attend
 from metasd_runtime.hf import SlotLayer, cache_argument, cache_of, full_attention
 from metasd_runtime.target import CachedModel, Forward
 from metasd_runtime.tree import Block, ancestry
@@ -32,8 +34,10 @@ __all__ = ["CompiledForward", "compile_forward"]
 
 Graph = Callable[..., tuple[Tensor, ...]]
 
-_FORMAT = 1  # part of a graph's name on disk: raise it when what a graph takes or gives changes
-_CAPACITY = Dim("capacity", min=64, max=1 << 20)
+_FORMAT = 2  # part of a graph's name on disk: raise it when what a graph takes or gives changes
+_PIECE = 64  # a graph reads so many positions of the storage, or a multiple
+_POSITIONS = Dim("positions", min=_PIECE, max=1 << 20)
+_FEW = 8  # on a CPU one token takes no less time than so many: the weights' way is the same
 _PROBE = 24
 
 
@@ -68,10 +72,8 @@ class CompiledForward:
         """Extend the cache by `tokens`; the logits behind each of them."""
         n, begin = len(tokens), cached.length
         size = next(size for size in self.graphs if size >= n)
-        # Early exit may have outgrown the others in the layers that it shares.
-        room = max(begin + size, *[layer.capacity for layer in cached.layers])
         for layer in cached.layers:
-            layer.reserve(room)
+            layer.reserve(_read(begin + size))
         block = [*tokens, *[tokens[-1]] * (size - n)]
         logits, *states = self.graphs[size](*_arguments(cached, block, begin, parents))
         for layer in cached.layers:
@@ -94,7 +96,8 @@ def compile_forward(
     ----------
     cached : CachedModel
     blocks : sequence of int
-        Sizes, at least 1.
+        Sizes, at least 1. On a CPU a size of 1 is not compiled where another of at most 8 is: that
+        graph takes single tokens as well, in no more time.
     features : tuple of int
         Hidden states to give, by the layers behind them.
     say : callable
@@ -109,7 +112,8 @@ def compile_forward(
         _check(cached)
         weights = _weights_digest(cached.model)
         graphs = {
-            size: _graph(cached, size, features, weights, say) for size in sorted(set(blocks))
+            size: _graph(cached, size, features, weights, say)
+            for size in _sizes(blocks, cached.device)
         }
         compiled = CompiledForward(graphs, features)
         _compare(cached, compiled)
@@ -124,6 +128,13 @@ def compile_forward(
     finally:
         cached.reset()
     return compiled
+
+
+def _sizes(blocks: Sequence[int], device: torch.device) -> list[int]:
+    """The sizes to compile: single tokens share the graph of a few, where that costs nothing."""
+    sizes = sorted(set(blocks))
+    shared = device.type == "cpu" and any(1 < size <= _FEW for size in sizes)
+    return [size for size in sizes if size > 1 or not shared]
 
 
 class _Block(nn.Module):
@@ -169,10 +180,10 @@ def _arguments(
 
     Fillers follow each other behind the last token.
     """
-    keys = [layer.keys for layer in cached.layers]
-    values = [layer.values for layer in cached.layers]
+    read = _read(begin + len(block))
+    stored = [(layer.keys, layer.values) for layer in cached.layers]
+    keys, values = ([s[:, :, :read] for s in side] for side in zip(*stored, strict=True))
     first = keys[0]
-    assert first is not None
     slots = positions = torch.arange(begin, begin + len(block), device=first.device)
     hidden = torch.arange(first.shape[2], device=first.device) > slots[:, None]
     if parents is not None:
@@ -185,6 +196,11 @@ def _arguments(
     positions = positions.clamp(max=last)[None]
     ids = torch.tensor([block], device=first.device)
     return ids, slots, positions, mask[None, None], keys, values
+
+
+def _read(needed: int) -> int:
+    """How many positions a graph reads where so many are needed."""
+    return -(-needed // _PIECE) * _PIECE
 
 
 def _check(cached: CachedModel) -> None:
@@ -221,12 +237,13 @@ def _build(cached: CachedModel, size: int, features: tuple[int, ...], path: Path
     cached.prefill(_probe_tokens(cached))
     arguments = tuple(_leave_inference(x) for x in _arguments(cached, [0] * size, cached.length))
     n_layers = len(cached.layers)
-    shapes = (None, None, None, {3: _CAPACITY}, *[[{2: _CAPACITY}] * n_layers] * 2)
+    shapes = (None, None, None, {3: _POSITIONS}, *[[{2: _POSITIONS}] * n_layers] * 2)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         warnings.simplefilter("ignore")  # of tracing and lowering, for their developers
-        program = torch.export.export(
-            _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
-        )
+        with attending(cached.model, GROUPED) if can_attend(cached.model) else nullcontext():
+            program = torch.export.export(
+                _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
+            )
         made = torch._inductor.aoti_compile_and_package(
             program,
             package_path=os.path.join(folder, "graph.pt2"),

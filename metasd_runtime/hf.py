@@ -64,8 +64,9 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def _storage(self, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
-        # Zeros: a compiled forward reads the scratch too, with weight 0, and 0 * NaN is NaN.
-        return like.new_zeros((batch, heads, self.capacity, width))
+        # Zeros: a compiled forward reads some scratch too, with weight 0, and 0 * NaN is NaN.
+        # Position by position, so that the part in use is one piece, whatever the capacity.
+        return like.new_zeros((batch, self.capacity, heads, width)).transpose(1, 2)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -117,10 +118,7 @@ class PreallocatedLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        """Forget every position, and give back what one long text made the storage grow to.
-
-        A compiled forward reads storage to its end.
-        """
+        """Forget every position, and give back what one long text made the storage grow to."""
         self.length = 0
         if self.capacity > self._first:
             self.capacity, self.is_initialized = self._first, False

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-__all__ = ["Layout", "can_attend", "laid_out"]
+from metasd_runtime.attention import attending
+
+__all__ = ["Layout", "laid_out"]
 
 _NAME = "metasd_packed"
 
@@ -35,26 +37,17 @@ class Layout(NamedTuple):
     shape: tuple[int, int]
 
 
-def can_attend(model: PreTrainedModel) -> bool:
-    """Whether the model's attention is a function that can be exchanged (SDPA's)."""
-    config = model.config.get_text_config(decoder=True)
-    return bool(model._can_set_attn_implementation() and config._attn_implementation == "sdpa")
-
-
 _layout: ContextVar[Layout] = ContextVar("layout")
 
 
 @contextmanager
 def laid_out(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
     """While this lasts, the model's attention reads packed sequences as rows of that layout."""
-    config = model.config.get_text_config(decoder=True)
-    present = config._attn_implementation
     token = _layout.set(layout)
-    config._attn_implementation_internal = _NAME
     try:
-        yield
+        with attending(model, _NAME):
+            yield
     finally:
-        config._attn_implementation_internal = present
         _layout.reset(token)
 
 

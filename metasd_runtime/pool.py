@@ -1,4 +1,4 @@
-"""A trained pool on disk: one file of weights in eight bits, and a manifest that explains them."""
+"""A trained pool on disk: one file of weights, and a manifest that explains them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from torch import Tensor
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.draft_head import DraftHead
 from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape, quantise
+from metasd_runtime.drafters.eagle_head import EagleShape
 from metasd_runtime.drafters.eagle_tree import EagleTree, TreeShape
 from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
 from metasd_runtime.drafters.rescored import Rescored
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
+from metasd_runtime.stored_weights import restored, stored
 from metasd_runtime.target import Target
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PoolError",
     "Rescoring",
     "Trained",
+    "as_stored",
     "fingerprint",
     "load_pool",
     "read_manifest",
@@ -40,7 +42,8 @@ __all__ = [
 ]
 
 MANIFEST, WEIGHTS = "manifest.json", "pool.safetensors"
-VERSION = 1
+VERSION = 2
+_READABLE = (1, VERSION)  # 1 knew no differences
 _END = -1  # behind each document of a text
 
 SHAPES: dict[str, Callable[..., Any]] = {
@@ -89,12 +92,16 @@ class Trained:
         By the names of ``shape.sizes()``.
     about : mapping
         What else the manifest tells of it: domains, metrics.
+    base : str, optional
+        Another drafter of the pool, of the same shape and with no base of its own: the weights are
+        kept as differences from it, in half the space.
     """
 
     kind: str
     shape: Any
     weights: Mapping[str, Tensor]
     about: Mapping[str, Any]
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,9 @@ def save_pool(
             entry |= {"kind": "rescored", "heads": drafter.heads, "texts": list(drafter.texts)}
         else:
             entry |= {"kind": drafter.kind, "shape": asdict(drafter.shape)}
-            tensors |= _stored(name, drafter.weights)
+            if drafter.base is not None:
+                entry["base"] = drafter.base
+            tensors |= stored(name, drafter.weights, _base(drafters, drafter))
         entries.append({**entry, **drafter.about})
     manifest = {
         "version": VERSION,
@@ -167,15 +176,18 @@ def save_pool(
     _replace(path / MANIFEST, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
-def _stored(name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A drafter's weights as they lie in the file: matrices in eight bits, with scales."""
-    tensors = {}
-    for key, weight in weights.items():
-        if weight.dim() == 2:
-            tensors[f"{name}.{key}"], tensors[f"{name}.{key}.scale"] = quantise(weight)
-        else:
-            tensors[f"{name}.{key}"] = weight.float()
-    return tensors
+def as_stored(drafters: Mapping[str, Trained | Rescoring], name: str) -> dict[str, Tensor]:
+    """The weights that a drafter has once the pool is written and read."""
+    drafter = drafters[name]
+    assert isinstance(drafter, Trained)
+    base, sizes = _base(drafters, drafter), drafter.shape.sizes()
+    return restored(stored(name, drafter.weights, base), name, sizes, base)
+
+
+def _base(
+    drafters: Mapping[str, Trained | Rescoring], drafter: Trained
+) -> dict[str, Tensor] | None:
+    return None if drafter.base is None else as_stored(drafters, drafter.base)
 
 
 def _replace(path: Path, write: Any) -> None:
@@ -207,7 +219,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise PoolError(f"{file} is damaged ({error}); copy or train the pool again") from None
-    if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+    if not isinstance(manifest, dict) or manifest.get("version") not in _READABLE:
         raise PoolError(f"{file} is of a version that is not known here; train the pool again")
     return manifest
 
@@ -274,8 +286,9 @@ class _Loading:
         shape = SHAPES[entry["kind"]](
             **_lists_as_tuples(entry.get("shape", self.manifest.get("shape")))
         )
-        weights = _weights(self.tensors, entry["name"], shape.sizes())
-        name = entry["name"]
+        name, sizes = entry["name"], shape.sizes()
+        base = restored(self.tensors, entry["base"], sizes) if "base" in entry else None
+        weights = restored(self.tensors, name, sizes, base)
         if isinstance(shape, SmallShape):
             return small_language_model(shape, weights, self.vocabulary, self.target, name)
         rest = (shape, weights, self.vocabulary, self.target, name, self.head)
@@ -298,17 +311,3 @@ def _documents(joined: Tensor) -> list[list[int]]:
 def _lists_as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-
-
-def _weights(
-    tensors: Mapping[str, Tensor], name: str, sizes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    weights = {}
-    for key, size in sizes.items():
-        weight = tensors[f"{name}.{key}"].float()
-        if len(size) == 2:
-            weight = weight * tensors[f"{name}.{key}.scale"][:, None]
-        if weight.shape != size:
-            raise KeyError(f"{name}.{key} has shape {tuple(weight.shape)}, not {size}")
-        weights[key] = weight
-    return weights

@@ -18,9 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
+from metasd_runtime.attention import can_attend
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
 from metasd_runtime.masks import Masks, refuse_other_logits
-from metasd_runtime.packed import Layout, can_attend, laid_out
+from metasd_runtime.packed import Layout, laid_out
 from metasd_runtime.row_storage import RowStorage
 from metasd_runtime.target import CachedModel, Forward, refuse_trees
 from metasd_runtime.tree import Block, moves

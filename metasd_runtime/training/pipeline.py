@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from metasd_bandits import checks
 from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.models import LoadedModel
-from metasd_runtime.pool import Rescoring, Trained, save_pool
+from metasd_runtime.pool import Rescoring, Trained, as_stored, save_pool
 from metasd_runtime.training.answers import Answerer, answer_all
 from metasd_runtime.training.config import PoolConfig
 from metasd_runtime.training.corpus import (
@@ -232,11 +232,14 @@ class School:
     def matrix(
         self, students: dict[str, Student], progress: Progress
     ) -> dict[str, dict[str, Acceptance]]:
-        """Every drafter on every domain's held-out answers."""
+        """Every drafter, as the pool will hold it, on every domain's held-out answers."""
         done, total = 0, len(self.members()) * len(self.corpora)
         matrix: dict[str, dict[str, Acceptance]] = {}
-        for member in self.members():
-            student = students[member.heads]
+        members = self.members()
+        trained = {m.heads: self._trained(m, students[m.heads], {}) for m in members}
+        for member in members:
+            shape = students[member.heads].shape
+            student = student_of(shape, as_stored(trained, member.heads), self.loaded.model)
             ngram = self._ngram(member) if member.rescored else None
             matrix[member.name] = {}
             for domain, corpus in self.corpora.items():
@@ -257,6 +260,12 @@ class School:
         answers = [answer for domain in self._domains(member) for answer in self._answers(domain)]
         return NGram.of(self.output.shape[0], answers)
 
+    def _trained(self, member: _Member, student: Student, about: Mapping[str, Any]) -> Trained:
+        """For the pool: a specialist's weights lie beside those for all domains."""
+        kind = member.kind.removeprefix("r-")
+        base = None if member.part == OFA else f"{kind}-{OFA}"
+        return Trained(kind, student.shape, student.weights(), about, base)
+
     def save(
         self,
         out: Path,
@@ -272,7 +281,7 @@ class School:
             drafters[member.name] = (
                 Rescoring(member.heads, self._domains(member), about)
                 if member.rescored
-                else Trained(member.kind, student.shape, student.weights(), about)
+                else self._trained(member, student, about)
             )
         data = {
             name: {

@@ -179,3 +179,11 @@ def test_without_a_compiler_decoding_goes_on(tiny_llama, monkeypatch, tmp_path) 
     text = metasd.generate(PROMPT, max_new_tokens=12, do_sample=False)
     assert text[0].tolist() == greedy_text(model, PROMPT, 12)
     assert not list(tmp_path.rglob("*.pt2"))
+
+
+def test_single_tokens_share_a_small_graph() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert compiled._sizes([6, 1, 13, 6], cpu) == [6, 13]
+    assert compiled._sizes([1, 13], cpu) == [1, 13]
+    assert compiled._sizes([1], cpu) == [1]
+    assert compiled._sizes([1, 6], gpu) == [1, 6]

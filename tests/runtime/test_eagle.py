@@ -17,7 +17,7 @@ from metasd_runtime.draft import DrafterUnavailableError, draft_block
 from metasd_runtime.drafters.eagle import Eagle
 from metasd_runtime.drafters.eagle_head import EagleShape, Matrix, quantise
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import PoolError, Trained, fingerprint, load_pool, save_pool
+from metasd_runtime.pool import PoolError, Trained, as_stored, fingerprint, load_pool, save_pool
 from metasd_runtime.randomness import Purpose, uniform
 from metasd_runtime.sampling import Sampling, draw
 from metasd_runtime.target import Target
@@ -197,6 +197,31 @@ def saved(model: Any, tmp_path: Path) -> tuple[Path, dict[str, dict[str, Tensor]
     }
     save_pool(tmp_path / "pool", model, "tiny", VOCABULARY, drafters, {}, {})
     return tmp_path / "pool", heads
+
+
+def test_differences_from_another_head_are_read_back(model: Any, tmp_path: Path) -> None:
+    """A head near another is kept in half the room, and is itself again, not the other."""
+    shape = EagleShape.of(model.config, LAYERS)
+    whole = random_weights(shape, 0)
+    near = {key: w + 0.1 * random_weights(shape, 1)[key] for key, w in whole.items()}
+    drafters = {
+        "eagle-d": Trained("eagle", shape, near, {"domains": ["d"]}, base="eagle-ofa"),
+        "eagle-ofa": Trained("eagle", shape, whole, {"domains": ["d"]}),
+    }
+    save_pool(tmp_path / "pool", model, "tiny", VOCABULARY, drafters, {}, {})
+    target = Target(model)
+    text = list(range(3, 17))
+    features = features_of(model, text)[:-1]
+
+    def logits(drafter: Any) -> Tensor:
+        drafter.start(text)
+        drafter.commit(text, features)
+        return drafter._scores(drafter._read(text, 1))
+
+    specialist, for_all = (logits(drafter) for drafter in load_pool(tmp_path / "pool", target))
+    truth = logits(Eagle(shape, near, VOCABULARY, target))
+    assert (specialist - truth).norm() < 0.2 * (for_all - truth).norm()
+    torch.testing.assert_close(as_stored(drafters, "eagle-d")["q"], near["q"], atol=0.05, rtol=0.05)
 
 
 def test_a_saved_pool_drafts_as_its_heads_did(model: Any, saved: Any) -> None:
