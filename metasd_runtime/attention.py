@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 __all__ = ["GROUPED", "attending", "can_attend"]
 
@@ -59,3 +59,4 @@ def _grouped(
 
 
 AttentionInterface.register(GROUPED, _grouped)
+AttentionMaskInterface.register(GROUPED, AttentionMaskInterface()["sdpa"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from metasd_runtime.attention import attending
+from metasd_runtime.attention import GROUPED, attending
 
 __all__ = ["Layout", "laid_out"]
 
@@ -54,15 +54,15 @@ def laid_out(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, Any]:
-    """SDPA over rows for a query of shape (1, heads, tokens, head_dim); keys are in rows already.
+    """Attention over rows for a (1, heads, tokens, head_dim) query; keys are in rows already.
 
     A padding query is zero and looks where its mask lets it; nobody reads what it finds.
     """
     rows, columns, shape = _layout.get()
     padded = query.new_zeros(*shape, query.shape[1], query.shape[3])
     padded[rows, columns] = query[0].transpose(0, 1)
-    sdpa = AttentionInterface()["sdpa"]
-    out, weights = sdpa(module, padded.transpose(1, 2), key, value, mask, **more)
+    attend = AttentionInterface()[GROUPED]
+    out, weights = attend(module, padded.transpose(1, 2), key, value, mask, **more)
     return out[rows, columns][None], weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from metasd_runtime.attention import GROUPED, attending, can_attend
 from metasd_runtime.hf import (
     PreallocatedLayer,
     cache_argument,
@@ -83,6 +85,7 @@ class CachedModel:
         self.vocab_size = output_width(model)
         self.forwards = 0
         self.compiled: CompiledForward | None = None
+        self._grouped = can_attend(model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedModel:
         """Another cache of the same model, empty: a drafter's clone shares the weights."""
@@ -160,15 +163,16 @@ class CachedModel:
             return self.compiled(self, tokens, features, parents)
         tree = {} if parents is None else self._tree(Block(self.length, parents))
         ids = torch.tensor([tokens], device=self.device)
-        output = self.model(
-            input_ids=ids,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(features),
-            return_dict=True,
-            **tree,
-            **{self._cache_argument: self._cache},
-        )
+        with attending(self.model, GROUPED) if self._grouped else nullcontext():
+            output = self.model(
+                input_ids=ids,
+                use_cache=True,
+                logits_to_keep=keep,
+                output_hidden_states=bool(features),
+                return_dict=True,
+                **tree,
+                **{self._cache_argument: self._cache},
+            )
         self.forwards += 1
         states = [output.hidden_states[layer][0] for layer in features]
         hidden = torch.cat(states, -1) if states else None

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from metasd_runtime.attention import GROUPED, attending, can_attend
+from metasd_runtime.target import CachedModel
 
 
 class _Module(nn.Module):
@@ -56,3 +57,16 @@ def test_a_model_attends_as_before_afterwards(name) -> None:
     with attending(model, GROUPED):
         assert config._attn_implementation == GROUPED
     assert config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+def test_a_chain_under_a_mask_of_the_librarys_making(name) -> None:
+    """A block behind a text: the mask is the library's, and it must be made for our name too."""
+    model = build(*ATTENTION[name])
+    cached, plain = CachedModel(model), CachedModel(model)
+    plain._grouped = False
+    logits = []
+    for one in (cached, plain):
+        one.prefill(list(range(1, 20)))
+        logits.append(one.forward([3, 1, 4, 1, 5]).logits)
+    torch.testing.assert_close(*logits, atol=2e-5, rtol=2e-5)
