@@ -25,6 +25,7 @@ from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
 from metasd_runtime.drafters.rescored import Rescored
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
+from metasd_runtime.reading import CacheStrategy, make_cache_strategy
 from metasd_runtime.stored_weights import restored, stored
 from metasd_runtime.target import Target
 
@@ -60,7 +61,7 @@ class PoolError(ValueError):
 
 
 def ready_pool(name: str) -> Path | None:
-    """The pool that comes with the package for a target of this name, if there is one."""
+    """The pool of this name that comes with the package, if there is one."""
     path = Path(__file__).parent / "pools" / name
     return path if (path / MANIFEST).is_file() else None
 
@@ -224,7 +225,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -> list[Drafter]:
+def load_pool(
+    path: str | Path,
+    target: Target,
+    tree: TreeShape | None = None,
+    cache: str | CacheStrategy = "recompute",
+) -> list[Drafter]:
     """A pool's drafters, ready for `MetaSD(..., drafters=load_pool(path, target))`.
 
     Parameters
@@ -233,6 +239,8 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
     target : Target
     tree : TreeShape, optional
         Have the EAGLE heads draft trees; chains if left out, as all others do.
+    cache : {"recompute", "streaming", "lazy"} or CacheStrategy
+        How language models pay for tokens they missed (`metasd_runtime.reading`).
 
     Raises
     ------
@@ -249,7 +257,7 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
             "are others: its drafts would be nonsense. Train a pool for this target with: "
             "metasd train POOL.toml"
         )
-    loading = _Loading(manifest, target, tree)
+    loading = _Loading(manifest, target, tree, make_cache_strategy(cache))
     try:
         tensors = load_file(Path(path) / WEIGHTS)
         return loading.drafters(tensors)
@@ -262,8 +270,14 @@ def load_pool(path: str | Path, target: Target, tree: TreeShape | None = None) -
 class _Loading:
     """A pool's drafters in the making: what several of them share is made once."""
 
-    def __init__(self, manifest: Mapping[str, Any], target: Target, tree: TreeShape | None) -> None:
-        self.manifest, self.target, self.tree = manifest, target, tree
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        target: Target,
+        tree: TreeShape | None,
+        cache: CacheStrategy,
+    ) -> None:
+        self.manifest, self.target, self.tree, self.cache = manifest, target, tree, cache
 
     def drafters(self, tensors: Mapping[str, Tensor]) -> list[Drafter]:
         self.tensors = tensors
@@ -290,7 +304,9 @@ class _Loading:
         base = restored(self.tensors, entry["base"], sizes) if "base" in entry else None
         weights = restored(self.tensors, name, sizes, base)
         if isinstance(shape, SmallShape):
-            return small_language_model(shape, weights, self.vocabulary, self.target, name)
+            return small_language_model(
+                shape, weights, self.vocabulary, self.target, name, self.cache
+            )
         rest = (shape, weights, self.vocabulary, self.target, name, self.head)
         if isinstance(shape, ParallelShape):
             return ParallelHeads(*rest)

@@ -4,13 +4,14 @@
 causal LM by id or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
 both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``pool:NAME`` is all the heads of a
-trained pool; behind a question mark, the trees they draft: ``pool:NAME?tree=static``,
-``pool:NAME?tree=dynamic&nodes=12``.
+trained pool; behind a question mark, the trees its EAGLE heads draft, ``pool:NAME?tree=static``,
+``pool:NAME?tree=dynamic&nodes=12``, or how its language models pay, as above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
@@ -50,9 +51,9 @@ def _early_exit(target: Target, text: str) -> Drafter:
     return EarlyExit(target, _integer("early-exit", text) if text else default)
 
 
-def _cache_strategy(text: str) -> CacheStrategy:
-    """What stands behind the question mark."""
-    given = dict(parse_qsl(text, keep_blank_values=True))
+def _cache_strategy(options: Mapping[str, str]) -> CacheStrategy:
+    """What the options behind a question mark say of debts."""
+    given = dict(options)
     cache = given.pop("cache", "recompute")
     for name, value in given.items():
         if not value.isdecimal():
@@ -64,7 +65,7 @@ def _cache_strategy(text: str) -> CacheStrategy:
 
 def _language_model(target: Target, text: str) -> Drafter:
     name, (text, _, options) = f"lm:{text}", text.partition("?")
-    cache = _cache_strategy(options)
+    cache = _cache_strategy(dict(parse_qsl(options, keep_blank_values=True)))
     if not text:
         raise checks.ConfigError("drafter 'lm' needs a model: lm:ID or lm:PATH")
     loaded = load_target(text, dtype=target.model.dtype, device=target.device)
@@ -124,11 +125,25 @@ def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
 
 
-def _tree(text: str) -> TreeShape | None:
-    """The tree that stands behind the question mark of a pool; None for chains."""
+class _PoolOptions(NamedTuple):
+    """What stands behind the question mark of a pool."""
+
+    tree: TreeShape | None
+    cache: CacheStrategy
+
+
+def _pool_options(text: str) -> _PoolOptions:
     given = dict(parse_qsl(text, keep_blank_values=True))
+    known = ("tree", "nodes", "cache", "sinks", "window")
     for name in given:
-        checks.choice("option of a pool", name, ("tree", "nodes"))
+        checks.choice("option of a pool", name, known)
+    own = {name: value for name, value in given.items() if name in ("tree", "nodes")}
+    rest = {name: value for name, value in given.items() if name not in own}
+    return _PoolOptions(_tree(own), _cache_strategy(rest))
+
+
+def _tree(given: Mapping[str, str]) -> TreeShape | None:
+    """None for chains."""
     nodes = given.get("nodes")
     if nodes is not None and not nodes.isdecimal():
         raise checks.ConfigError(f"nodes={nodes!r} is not a whole number; write nodes=12")
@@ -144,9 +159,9 @@ def _tree(text: str) -> TreeShape | None:
 def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter]:
     """Drafters from names and objects; ``pool:NAME`` stands for all the heads of a trained pool.
 
-    NAME is a folder that ``metasd train`` wrote, or the name of a target for which a pool comes
-    with the package; ``?tree=static`` or ``?tree=dynamic&nodes=12`` behind it has the heads draft
-    trees.
+    NAME is a folder that ``metasd train`` wrote, or the name of a pool that comes with the
+    package; ``?tree=static`` or ``?tree=dynamic&nodes=12`` behind it has EAGLE heads draft trees,
+    ``?cache=streaming&window=512`` says how language models pay for tokens they missed.
 
     Raises
     ------
@@ -161,7 +176,7 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
     for drafter in drafters:
         if isinstance(drafter, str) and drafter.startswith("pool:"):
             name, _, options = drafter.removeprefix("pool:").partition("?")
-            made += load_pool(ready_pool(name) or name, target, _tree(options))
+            made += load_pool(ready_pool(name) or name, target, *_pool_options(options))
         else:
             made.append(make_drafter(drafter, target))
     return made

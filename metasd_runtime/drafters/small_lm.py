@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from metasd_bandits import checks
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.reading import CacheStrategy
 from metasd_runtime.target import Target
 
 __all__ = ["SmallShape", "small_language_model"]
@@ -145,6 +146,7 @@ def small_language_model(
     vocabulary: Tensor,
     target: Target,
     name: str = "lm",
+    cache: str | CacheStrategy = "recompute",
 ) -> LanguageModel:
     """The drafter of a small language model.
 
@@ -157,6 +159,8 @@ def small_language_model(
         The tokens it can draft.
     target : Target
         Lends its embeddings and the rows of its output head.
+    name, cache
+        As of `LanguageModel`.
     """
     embeddings = cast(Tensor, target.model.get_input_embeddings().weight).float()
     output = cast(Tensor, target.model.get_output_embeddings().weight)
@@ -169,4 +173,4 @@ def small_language_model(
     model.lm_head = _ReducedHead(output[tokens].float() @ out, tokens, target.vocab_size)
     model.config.vocab_size = target.vocab_size
     model = model.to(target.device, target.model.dtype).eval().requires_grad_(False)
-    return LanguageModel(model, target.vocab_size, name)
+    return LanguageModel(model, target.vocab_size, name, cache)

@@ -11,8 +11,11 @@ from enumeration import ByLastReward, CopyDrafter, ModelTarget, decode_law, devi
 from torch import Tensor
 
 from metasd_bandits.checks import ConfigError
+from metasd_runtime.drafters import make_pool
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.metasd import MetaSD
+from metasd_runtime.pool import Trained, save_pool
+from metasd_runtime.reading import Recompute, Streaming
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
 from metasd_runtime.training.answers import Answerer, answer_all
@@ -148,3 +151,20 @@ def test_it_learns(world: Any, tmp_path: Path) -> None:
 def test_bad_sizes_are_refused(wide: Any, width: int, depth: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SmallShape.of(wide.config, width, depth)
+
+
+def test_a_pool_says_how_its_models_pay_for_missed_tokens(wide: Any, tmp_path: Path) -> None:
+    student = new_student(wide, 64, depth=1)
+    drafters = {"lm-d": Trained("language-model", student.shape, student.weights(), {})}
+    save_pool(tmp_path / "pool", wide, "tiny", VOCABULARY, drafters, {}, {})
+    target = Target(wide)
+    (plain,) = make_pool([f"pool:{tmp_path / 'pool'}"], target)
+    (drafter,) = make_pool([f"pool:{tmp_path / 'pool'}?cache=streaming&sinks=2&window=16"], target)
+    assert plain.cache == Recompute()
+    assert drafter.cache == Streaming(sinks=2, window=16)
+    metasd = MetaSD(wide, drafters=[drafter], reward="bd")
+    ids = torch.randint(1, 40, (1, 30), generator=torch.Generator().manual_seed(1))
+    plain_text = wide.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert torch.equal(metasd.generate(ids, max_new_tokens=20, pad_token_id=0), plain_text)
+    with pytest.raises(ConfigError, match=r"'windows'.*window"):
+        make_pool([f"pool:{tmp_path / 'pool'}?cache=lazy&windows=3"], target)
