@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -23,7 +21,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from metasd_bandits import ConfigError
 from metasd_runtime import bench_peers
 from metasd_runtime.bench.machine import machine
 from metasd_runtime.drafters.early_exit import EarlyExit
@@ -32,6 +29,7 @@ from metasd_runtime.hf import end_tokens
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target
 from metasd_runtime.output import Output
+from metasd_runtime.peers import Peers, RefusedError
 from metasd_runtime.prompts import chat_tokens, own_prompts
 
 __all__ = ["main"]
@@ -68,7 +66,7 @@ def main(
         runs = _Runs(None if output is None else stack.enter_context(output.open("a")))
         loaded = load_target(target, dtype=dtype)
         loaded.model.generation_config.eos_token_id = None
-        server = None if peers is None else stack.enter_context(_Peers(peers, loaded))
+        server = None if peers is None else stack.enter_context(Peers(peers, loaded))
         plain = MetaSD(loaded.model, loaded.tokenizer, drafters=["none"])
         meta = MetaSD(
             loaded.model,
@@ -114,7 +112,7 @@ def _rows(loaded: LoadedModel, size: int) -> Rows:
 
 
 def _contenders(
-    loaded: LoadedModel, plain: MetaSD, meta: MetaSD, size: int, peers: _Peers | None
+    loaded: LoadedModel, plain: MetaSD, meta: MetaSD, size: int, peers: Peers | None
 ) -> dict[str, Contender]:
     contenders: dict[str, Contender] = {
         "transformers": functools.partial(_theirs, loaded),
@@ -125,8 +123,8 @@ def _contenders(
         contenders["one prompt, no batch"] = functools.partial(_single, meta)
         contenders |= _assisted(loaded)
     if peers is not None:
-        for name in bench_peers.CONTENDERS:
-            contenders[name] = functools.partial(peers.run, name)
+        for engine in bench_peers.ENGINES:
+            contenders[f"{engine} lookup"] = functools.partial(_peer, peers, engine)
     return contenders
 
 
@@ -182,45 +180,9 @@ def _theirs(loaded: LoadedModel, rows: Rows, n: int, **settings: Any) -> tuple[i
     return len(rows) * emitted, time.perf_counter() - begin
 
 
-class _RefusedError(Exception):
-    """A peer does not do this work; it says why."""
-
-
-class _Peers(AbstractContextManager["_Peers"]):
-    """The other packages, in a process of another environment."""
-
-    def __init__(self, python: str, loaded: LoadedModel) -> None:
-        if loaded.path is None:
-            raise ConfigError("peers need the target as a local folder")
-        dtype = str(loaded.dtype).removeprefix("torch.")
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [python, "-P", bench_peers.__file__, str(loaded.path), dtype, loaded.device.type],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()  # no more lines: it ends
-        self._errors.close()
-
-    def run(self, name: str, rows: Rows, n: int) -> tuple[int, float]:
-        """Tokens and seconds."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        asked = json.dumps({"contender": name, "rows": rows, "new": n})
-        try:
-            print(asked, file=self._process.stdin, flush=True)
-            answer = json.loads(self._process.stdout.readline())
-        except (BrokenPipeError, json.JSONDecodeError):
-            self._errors.seek(0)
-            last = self._errors.read().strip().splitlines()[-1:] or ["it said nothing"]
-            raise _RefusedError(f"the peers' process ended: {last[0]}") from None
-        if "refused" in answer:
-            raise _RefusedError(answer["refused"])
-        return answer["tokens"], answer["seconds"]
+def _peer(peers: Peers, engine: str, rows: Rows, n: int) -> tuple[int, float]:
+    outputs, seconds = peers.run(engine, rows, n)
+    return sum(map(len, outputs)), seconds
 
 
 def _turns(
@@ -235,7 +197,7 @@ def _turns(
     for name in list(contenders):
         try:
             contenders[name](rows, 4)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             console.print(f"{name} takes no part at batch {len(rows)}: {refused}")
             del contenders[name]
     for _ in range(repeats):

@@ -1,8 +1,8 @@
-"""Two other packages at the same work, in an environment of their own: `bench_batch` starts this.
+"""Two other packages at the same work, in an environment of their own: `peers` starts this.
 
-A line in, ``{"contender": ..., "rows": [[ids], ...], "new": n}``; a line out,
-``{"seconds": ..., "tokens": ...}`` or ``{"refused": why}``. Needs economize or flashspec beside
-torch and transformers; nothing of this package is imported.
+A line in, ``{"engine": ..., "rows": [[ids], ...], "new": n, "ends": [ids]}``; a line out,
+``{"seconds": ..., "tokens": [[ids], ...]}`` or ``{"refused": why}``. Needs economize or flashspec
+beside torch and transformers; nothing of this package is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Run = Callable[[list[list[int]], int], int]
+Rows = list[list[int]]
+Run = Callable[[Rows, int, list[int]], Rows]  # prompts, most tokens, ends: the emitted tokens
 
 
 def economize_lookup(model: Any, device: str) -> Run:
@@ -24,9 +25,9 @@ def economize_lookup(model: Any, device: str) -> Run:
 
     fast = economize.apply(model, LookupConfig(), decoding=economize.DecodeConfig(cycle_length=6))
 
-    def run(rows: list[list[int]], new: int) -> int:
+    def run(rows: Rows, new: int, ends: list[int]) -> Rows:
         prompts = [torch.tensor(row, device=device) for row in rows]
-        return sum(len(result.tokens) for result in fast.decode_batch(prompts, new))
+        return [result.tokens.tolist() for result in fast.decode_batch(prompts, new, stop=ends)]
 
     return run
 
@@ -51,17 +52,19 @@ def flashspec_lookup(model: Any, device: str) -> Run:
         TargetModel("target", place, model.dtype, model=model),
     )
 
-    def run(rows: list[list[int]], new: int) -> int:
+    def run(rows: Rows, new: int, ends: list[int]) -> Rows:
         if len(rows) > 1:
-            raise ValueError("batches of different lengths are not offered")
-        result = engine.generate(torch.tensor(rows, device=device), max_new_tokens=new)
+            raise ValueError("its prompt lookup takes one prompt at a time")
+        ids = torch.tensor(rows, device=device)
+        result = engine.generate(ids, max_new_tokens=new, eos_token_ids=ends)
         tokens = result.output_ids[0].tolist()
-        return sum(token >= 0 for token in tokens) - (len(rows[0]) if len(tokens) > new else 0)
+        emitted = tokens[len(rows[0]) :] if len(tokens) > new else tokens  # no prompt
+        return [[token for token in emitted if token >= 0]]  # an early end is filled up with -1
 
     return run
 
 
-CONTENDERS = {"economize lookup": economize_lookup, "flashspec lookup": flashspec_lookup}
+ENGINES = {"economize": economize_lookup, "flashspec": flashspec_lookup}
 
 
 def serve(path: str, dtype: str, device: str) -> None:
@@ -72,14 +75,14 @@ def serve(path: str, dtype: str, device: str) -> None:
     runs: dict[str, Run] = {}
     for line in sys.stdin:
         asked = json.loads(line)
-        name = asked["contender"]
+        name = asked["engine"]
         try:
             if name not in runs:  # a model each: they may change what they are given
                 model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
                 model.generation_config.eos_token_id = None
-                runs[name] = CONTENDERS[name](model.to(device).eval(), device)
+                runs[name] = ENGINES[name](model.to(device).eval(), device)
             begin = time.perf_counter()
-            tokens = runs[name](asked["rows"], asked["new"])
+            tokens = runs[name](asked["rows"], asked["new"], asked["ends"])
             answer: dict[str, Any] = {"seconds": time.perf_counter() - begin, "tokens": tokens}
         except Exception as error:
             answer = {"refused": f"{type(error).__name__}: {error}"[:200]}

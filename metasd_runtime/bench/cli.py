@@ -5,6 +5,7 @@ What is slow to import is imported where it is used, so that ``metasd --help`` s
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,9 @@ def bench(
     ] = None,
     prompts_per_task: Annotated[int | None, typer.Option(help="instead of the suite's")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="instead of the suite's")] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="a Python that has economize and flashspec; they take part")
+    ] = None,
 ) -> None:
     """Run SUITE and write tables, pictures and a page; a run that was stopped goes on."""
     from metasd_runtime.bench.methods import contenders
@@ -56,6 +60,7 @@ def bench(
     from metasd_runtime.bench.suite import find_suite, read_suite
     from metasd_runtime.bench.tasks import load_items
     from metasd_runtime.models import load_target
+    from metasd_runtime.peers import Peers
 
     if show:
         _list_suites()
@@ -76,9 +81,11 @@ def bench(
     loaded = load_target(chosen.target, dtype=chosen.dtype, device=device)
     folder = output or Path("out/bench") / chosen.name
     try:
-        with _bar() as bar:
+        with ExitStack() as stack:
+            process = None if peers is None else stack.enter_context(Peers(peers, loaded))
+            bar = stack.enter_context(_bar())
             task = bar.add_task("", total=None, what="warming up")
-            everybody = contenders(chosen, loaded, folders)
+            everybody = contenders(chosen, loaded, folders, process)
             run(
                 chosen, loaded, items, everybody, folder,
                 lambda step: bar.update(

@@ -1,4 +1,4 @@
-"""What decodes: the suite's methods over one target, ours and the library's, behind one call."""
+"""What decodes: the suite's methods over one target, ours and others', behind one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from metasd_bandits import Round, TraceHeader, checks
-from metasd_runtime.bench.suite import PLAIN, Method, Suite
+from metasd_runtime.bench.suite import PEERS, PLAIN, Method, Suite
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
@@ -24,13 +24,14 @@ from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target, log
 from metasd_runtime.output import Output
+from metasd_runtime.peers import Peers, RefusedError
 from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
 
 __all__ = ["Answer", "Contender", "Setting", "contenders"]
 
-Kind = Literal["plain", "single", "metasd", "transformers"]
+Kind = Literal["plain", "single", "metasd", "transformers", "peer"]
 
 
 class Setting(NamedTuple):
@@ -53,7 +54,7 @@ class Answer:
     seconds : float
         Wall time of the call.
     statistics : Statistics, optional
-        Of a single prompt; the library's methods and batches tell none.
+        Of a single prompt; the library's methods, other packages and batches tell none.
     rounds : list of Round
     """
 
@@ -69,7 +70,7 @@ class Contender(ABC):
     Attributes
     ----------
     method : str
-    kind : {"plain", "single", "metasd", "transformers"}
+    kind : {"plain", "single", "metasd", "transformers", "peer"}
     setting : Setting
     slug : str
         A name for files.
@@ -87,11 +88,23 @@ class Contender(ABC):
 
     @abstractmethod
     def warm_up(self, prompt: list[int], tokens: int) -> None:
-        """Decode something that does not count."""
+        """Decode something that does not count.
+
+        Raises
+        ------
+        RefusedError
+            If it cannot do what the setting asks for.
+        """
 
     @abstractmethod
     def decode(self, prompts: Sequence[list[int]], names: Sequence[str], seed: int) -> Answer:
-        """Decode the prompts, together where the setting's batch says so."""
+        """Decode the prompts, together where the setting's batch says so.
+
+        Raises
+        ------
+        RefusedError
+            If it cannot go on.
+        """
 
     @property
     def header(self) -> TraceHeader | None:
@@ -222,10 +235,37 @@ class Theirs(Contender):
         return Answer([_without_padding(row[:most], model) for row in emitted], seconds)
 
 
+class Peer(Contender):
+    """Prompt lookup of another package, in its own process."""
+
+    def __init__(
+        self, method: Method, setting: Setting, suite: Suite, target: Target, peers: Peers
+    ) -> None:
+        super().__init__(method.name, "peer", setting, suite.max_new_tokens)
+        self._engine, self._peers, self._ends = method.engine, peers, _ends(target.model)
+        self._most = suite.max_new_tokens
+
+    def warm_up(self, prompt: list[int], tokens: int) -> None:
+        if self.setting.temperature > 0:
+            raise RefusedError("it is measured where decoding is greedy")
+        self._decode([prompt] * self.setting.batch, tokens)
+
+    def decode(self, prompts: Sequence[list[int]], names: Sequence[str], seed: int) -> Answer:
+        return self._decode(prompts, self._most)
+
+    def _decode(self, prompts: Sequence[list[int]], tokens: int) -> Answer:
+        return Answer(*self._peers.run(self._engine, prompts, tokens, self._ends))
+
+
+def _ends(model: Any) -> set[int]:
+    """The tokens that end the model's texts."""
+    eos = model.generation_config.eos_token_id
+    return set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+
 def _without_padding(row: list[int], model: Any) -> list[int]:
     """A row up to its first end of sequence: what stands behind it fills the batch up."""
-    eos = model.generation_config.eos_token_id
-    ends = set(eos if isinstance(eos, list) else [eos])
+    ends = _ends(model)
     first = next((i for i, token in enumerate(row) if token in ends), len(row))
     return row[: first + 1]
 
@@ -275,8 +315,22 @@ class _Shop:
         return f"{kind}:{found}"
 
 
-def contenders(suite: Suite, loaded: LoadedModel, folders: Sequence[Path] = ()) -> list[Contender]:
+def contenders(
+    suite: Suite,
+    loaded: LoadedModel,
+    folders: Sequence[Path] = (),
+    peers: Peers | None = None,
+) -> list[Contender]:
     """Everybody who takes part, plain decoding of each setting first.
+
+    Parameters
+    ----------
+    suite, loaded
+        What is measured, on which target.
+    folders : sequence of Path
+        Where a learned router's file is sought.
+    peers : Peers, optional
+        The process of other packages; without it their methods are left out, and that is said.
 
     Raises
     ------
@@ -284,13 +338,19 @@ def contenders(suite: Suite, loaded: LoadedModel, folders: Sequence[Path] = ()) 
         For whatever cannot be made; nothing has been decoded then.
     """
     shop = _Shop(loaded, folders)
+    methods = [m for m in suite.everybody if peers is not None or m.engine not in PEERS]
+    if absent := [m for m in suite.everybody if m not in methods]:
+        log(
+            f"{', '.join(m.name for m in absent)} left out: --peers PYTHON, of an environment with "
+            f"{' and '.join(dict.fromkeys(m.engine for m in absent))}, has them take part"
+        )
     made: list[Contender] = []
     dimensions = product(suite.batches, suite.temperatures, suite.seeds)
     for batch, temperature, seed in dimensions:
-        for method in suite.everybody:
+        for method in methods:
             for length in suite.draft_lengths if method.drafts else (None,):
                 setting = Setting(temperature, seed, batch, length)
-                made += _make(method, setting, suite, shop)
+                made += _make(method, setting, suite, shop, peers)
     if suite.compiled:
         drafting = (c for c in made if isinstance(c, Ours) and c.kind != "plain")
         _compile(shop.target, [c.metasd.router for c in drafting])
@@ -304,9 +364,14 @@ def _compile(target: Target, routers: Sequence[Router]) -> None:
     target.compiled = compile_forward(target, sorted(blocks), tuple(sorted(features)), log)
 
 
-def _make(method: Method, setting: Setting, suite: Suite, shop: _Shop) -> list[Contender]:
+def _make(
+    method: Method, setting: Setting, suite: Suite, shop: _Shop, peers: Peers | None
+) -> list[Contender]:
     if method.engine == "transformers":
         return [Theirs(method, setting, suite, shop)]
+    if method.engine in PEERS:
+        assert peers is not None
+        return [Peer(method, setting, suite, shop.target, peers)]
     names = method.drafters or suite.drafters
     if method.each or method.only:
         singles = shop.singles(names)

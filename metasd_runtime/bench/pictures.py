@@ -35,6 +35,7 @@ _LOOKS = {
     "metasd": {"facecolor": COLOURS[0]},
     "single": {"facecolor": COLOURS[5], "hatch": "///"},
     "transformers": {"facecolor": COLOURS[4], "hatch": "..."},
+    "peer": {"facecolor": COLOURS[3], "hatch": "xxx"},
 }
 
 
@@ -72,7 +73,8 @@ def _figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
     for number, view in enumerate(results.views()):
         end = f"-{number}" if number else ""
         told = f" ({view.name})" if view.name else ""
-        yield f"speed{end}", f"Speed-up over plain decoding{told}.", _bars(view)
+        if len(view.methods()) > 1:
+            yield f"speed{end}", f"Speed-up over plain decoding{told}.", _bars(view)
         if len(view.methods("single")) > 1:
             heat = _heat_map(view)
             yield f"drafters{end}", f"Each drafter alone: speed-up by task{told}.", heat
@@ -124,7 +126,8 @@ def _bars(view: View) -> Figure:
         axes.set_yticks(y, methods if first else [""] * len(methods), fontsize=8)
         axes.grid(axis="y", visible=False)
     figure.supxlabel(
-        "tokens/s, as a ratio to plain decoding (hatched: one drafter alone; dotted: transformers)",
+        "tokens/s, as a ratio to plain decoding\n"
+        "(hatched: one drafter alone; dotted: transformers; crossed: other packages)",
         fontsize=8,
     )
     return figure

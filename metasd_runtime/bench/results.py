@@ -114,7 +114,7 @@ class Results:
         (A compiled target's sums may differ in their last bits, so there a tie may.)
         """
         exact = self.header["dtype"] == "float32" and not self.suite["compiled"]
-        ours = (x for x in self.lines if x["kind"] != "transformers")
+        ours = (x for x in self.lines if x["kind"] not in ("transformers", "peer"))
         return [line for line in ours if exact and line["difference"] is not None]
 
     @cached_property

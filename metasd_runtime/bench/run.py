@@ -3,6 +3,7 @@
 The output folder holds ``results.jsonl`` (a header, then a line as each answer is done) and
 ``traces/``, one file for each method and setting. A run that was killed goes on: what has a line
 is not decoded again, what a contender carries from prompt to prompt is taken from its last line.
+A contender that refuses is left out, and that is said; what it answered before stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from metasd_runtime.bench.machine import machine
 from metasd_runtime.bench.methods import Answer, Contender
 from metasd_runtime.bench.suite import Suite
 from metasd_runtime.bench.tasks import Item
-from metasd_runtime.models import LoadedModel
+from metasd_runtime.models import LoadedModel, log
+from metasd_runtime.peers import RefusedError
 from metasd_runtime.prompts import chat_tokens
 from metasd_runtime.randomness import row_seed
 from metasd_runtime.target import Target
@@ -80,26 +82,51 @@ def run(
     """
     folder.joinpath(TRACES).mkdir(parents=True, exist_ok=True)
     groups = {size: _groups(items, loaded, size) for size in suite.batches}
+    header = _header(suite, loaded)
+    lines = _read(folder / RESULTS, header)
+    everybody = _warmed_up(everybody, _tokens(loaded, "Say hello."), suite.warm_up)
     jobs = list(_jobs(groups, everybody))
-    lines = _begin(folder / RESULTS, _header(suite, loaded, len(jobs)))
-    for contender in everybody:
-        contender.warm_up(_tokens(loaded, "Say hello."), suite.warm_up)
-    _resume(everybody, groups, lines, folder)
     done = {_key(line): line for line in lines}
+    answers = len({*done, *((group.name, contender.slug) for group, contender in jobs)})
+    _begin(folder / RESULTS, {**header, "answers": answers}, lines)
+    _resume(everybody, groups, lines, folder)
+    gone: set[Contender] = set()
     target = Target(loaded.model, loaded.tokenizer)
     for number, (group, contender) in enumerate(jobs):
         key = (group.name, contender.slug)
-        if key in done:
+        if key in done or contender in gone:
             continue
         progress(Step(group.task, contender.method, number, len(jobs)))
         seed = row_seed(contender.setting.seed, group.number)
-        answer = contender.decode(group.prompts, group.names, seed)
+        try:
+            answer = contender.decode(group.prompts, group.names, seed)
+        except RefusedError as refused:
+            log(f"{contender.method} takes no further part from {group.name} on: {refused}")
+            gone.add(contender)
+            continue
         plain = done.get((group.name, _baseline(contender, everybody).slug))
         line = _line(group, contender, answer, _agreement(target, group, answer, plain, contender))
         _write_trace(folder, contender, answer.rounds)
         _append(folder / RESULTS, line)
         done[key] = line
     progress(Step("", "", len(jobs), len(jobs)))
+
+
+def _warmed_up(everybody: Sequence[Contender], prompt: list[int], tokens: int) -> list[Contender]:
+    """Those that are ready; of the others, why not, once for all seeds."""
+    ready: list[Contender] = []
+    said: set[str] = set()
+    for contender in everybody:
+        try:
+            contender.warm_up(prompt, tokens)
+            ready.append(contender)
+        except RefusedError as refused:
+            at = f"temperature {contender.setting.temperature:g}, batch {contender.setting.batch}"
+            text = f"{contender.method} takes no part at {at}: {refused}"
+            if text not in said:
+                log(text)
+            said.add(text)
+    return ready
 
 
 def _tokens(loaded: LoadedModel, text: str) -> list[int]:
@@ -179,36 +206,35 @@ def _key(line: Line) -> tuple[str, str]:
     return line["prompt"], line["slug"]
 
 
-def _header(suite: Suite, loaded: LoadedModel, answers: int) -> Line:
+def _header(suite: Suite, loaded: LoadedModel) -> Line:
     header = {
         "format": FORMAT,
         "version": VERSION,
         "suite": suite.as_dict(),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "machine": machine(),
-        "answers": answers,
     }
     return json.loads(json.dumps(header))  # as it will be read: lists for tuples
 
 
-def _begin(path: Path, header: Line) -> list[Line]:
-    """The lines there are; a new file gets its header, a line that was cut off is dropped."""
-    if not path.exists() or path.stat().st_size == 0:
-        _append(path, header)
-        return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    lines = [json.loads(line) for line in whole.splitlines()]
-    if not lines or lines[0] != header:
-        theirs = lines[0] if lines else {}
-        other = [name for name in header if theirs.get(name) != header[name]]
+def _read(path: Path, header: Line) -> list[Line]:
+    """The lines there are, of this suite and machine; one that was cut off is not among them."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    theirs = lines[0] if lines else {}
+    if text and (other := [name for name in header if theirs.get(name) != header[name]]):
         raise checks.ConfigError(
             f"{path} holds results of another {' and '.join(other)}; give another --output, or "
             "remove the folder to begin anew"
         )
-    if whole != text:
-        _replace(path, whole)
     return lines[1:]
+
+
+def _begin(path: Path, header: Line, lines: Sequence[Line]) -> None:
+    """Have the file hold these; who takes part, and so the number of answers, may have changed."""
+    text = "".join(_text(line) for line in (header, *lines))
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        _replace(path, text)
 
 
 def _resume(
@@ -260,7 +286,11 @@ def _trim_trace(folder: Path, contender: Contender, lines: Sequence[Line]) -> No
 
 def _append(path: Path, line: Line) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        file.write(_text(line))
+
+
+def _text(line: Line) -> str:
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def _replace(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from metasd_bandits import checks, make_policy, make_reward
+from metasd_runtime.bench_peers import ENGINES as PEERS
 from metasd_runtime.drafters import DRAFTERS
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
@@ -20,6 +21,7 @@ from metasd_runtime.toml import read_toml
 
 __all__ = [
     "OWN_PROMPTS",
+    "PEERS",
     "PLAIN",
     "Method",
     "Suite",
@@ -32,7 +34,7 @@ __all__ = [
 OWN_PROMPTS = "own"
 PLAIN = "plain"
 _FOLDER = Path(__file__).parent.parent / "suites"
-_ENGINES = ("metasd", "transformers")
+_ENGINES = ("metasd", "transformers", *PEERS)
 _MODES = ("homogeneous", "heterogeneous")
 
 
@@ -82,8 +84,9 @@ class Method:
     ----------
     name : str
         Stands in the tables.
-    engine : {"metasd", "transformers"}
-        Ours, or the library's own `generate`.
+    engine : {"metasd", "transformers", "economize", "flashspec"}
+        Ours, the library's own `generate`, or prompt lookup of another package, which runs in an
+        environment of its own (`metasd_runtime.peers`).
     drafters : tuple of str
         The pool, as `metasd_runtime.drafters.make_pool` reads it; the suite's where it is empty.
     policy : str
@@ -96,7 +99,7 @@ class Method:
         How the rows of a batch are decoded.
     options : dict
         Whatever else `MetaSD` takes (reward, scope, draft_all, a draft_length of its own, ...),
-        or with the other engine, `generate`.
+        or with the library's engine, `generate`. The other packages take none.
     """
 
     name: str
@@ -112,6 +115,11 @@ class Method:
         checks.choice(f"engine of method {self.name!r}", self.engine, _ENGINES)
         checks.choice(f"mode of method {self.name!r}", self.mode, _MODES)
         _check_drafters(self.drafters)
+        if self.engine in PEERS and self.options:
+            raise checks.ConfigError(
+                f"method {self.name!r} has the setting {next(iter(self.options))!r}, but "
+                f"{self.engine} takes none: it drafts 5 tokens with prompt lookup; remove it"
+            )
         known = _metasd_options() if self.engine == "metasd" else _generate_options()
         for option in self.options:
             checks.choice(f"setting of method {self.name!r}", option, known)
@@ -150,7 +158,7 @@ class Suite:
         Tokens that each method decodes before the clock runs.
     compiled : bool
         Compile the target's forward (`metasd_runtime.compiled`), for plain decoding as for all of
-        ours; the library's methods stay as they are.
+        ours; the library's methods and other packages stay as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.
     tasks, methods : tuples

@@ -180,7 +180,7 @@ def _agreement(view: View, dtype: str) -> Table | None:
     if view.temperature > 0:
         return None
     rows = []
-    for method in view.methods("single", "metasd", "transformers"):
+    for method in view.methods("single", "metasd", "transformers", "peer"):
         lines = view.of(method)
         other = [line for line in lines if line["difference"] is not None]
         gap = f"{max(line['gap'] for line in other):.3g}" if other else "-"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 
 import pytest
 from rich.console import Console
 
-from metasd_runtime.bench_batch import _contenders, _Peers, _RefusedError, _Runs, _turns
+from metasd_runtime.bench_batch import _contenders, _Runs, _turns
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel
+from metasd_runtime.peers import RefusedError
 
 ROWS = [[1, 2, 3, 1, 2, 3, 1], [4, 5]]
 
@@ -39,7 +39,7 @@ def test_runs_are_written_as_they_end_and_refusals_said_once():
     file, said = io.StringIO(), io.StringIO()
 
     def refuses(rows, n):
-        raise _RefusedError("not this")
+        raise RefusedError("not this")
 
     def breaks(rows, n):
         if n > 4:  # not when it is warmed up
@@ -53,19 +53,3 @@ def test_runs_are_written_as_they_end_and_refusals_said_once():
     assert "machine" in head
     assert run == {"batch": 1, "contender": "works", "tokens": 8, "seconds": 2.0}
     assert said.getvalue() == "refuses takes no part at batch 1: not this\n"
-
-
-def test_a_peer_that_is_not_installed_refuses_by_name(loaded):
-    """This environment has neither of them."""
-    with _Peers(sys.executable, loaded) as peers:
-        for name, module in (("economize lookup", "economize"), ("flashspec lookup", "flashspec")):
-            with pytest.raises(_RefusedError, match=f"No module named '{module}'"):
-                peers.run(name, ROWS, 4)
-
-
-def test_a_peers_process_that_ends_says_its_last_words(loaded, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no torch here >&2\n")
-    python.chmod(0o755)
-    with _Peers(str(python), loaded) as peers, pytest.raises(_RefusedError, match="no torch here"):
-        peers.run("economize lookup", ROWS, 4)
