@@ -22,26 +22,48 @@ def test_there_is_none_for_a_name_that_nobody_trained_for() -> None:
     assert ready_pool("no-such-target") is None
 
 
-def test_it_is_small_and_knows_five_domains() -> None:
-    path = ready_pool("smollm2-135m")
+POOLS = {
+    "smollm2-135m": ("eagle", ("code", "math", "qa", "summarization", "translation")),
+    "smollm2-135m-black-box": ("language-model", ("code", "math", "translation")),
+}
+
+
+def test_together_they_are_small() -> None:
+    folder = ready_pool("smollm2-135m")
+    assert folder is not None
+    assert {path.name for path in folder.parent.iterdir()} == set(POOLS)
+    files = [file for name in POOLS for file in (folder.parent / name).iterdir()]
+    assert sum(file.stat().st_size for file in files) <= 32 * 10**6
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_the_specialist_is_the_best_on_its_own_domain(name: str) -> None:
+    """By the manifest's metrics: block divergence on held-out prompts."""
+    path = ready_pool(name)
     assert path is not None
-    assert sum(file.stat().st_size for file in path.iterdir()) <= 32 * 10**6
-    names = {drafter["name"] for drafter in read_manifest(path)["drafters"]}
-    domains = ("code", "math", "qa", "summarization", "translation", "ofa")
-    assert names == {f"eagle-{domain}" for domain in domains}
+    kind, domains = POOLS[name]
+    drafters = {drafter["name"]: drafter["metrics"] for drafter in read_manifest(path)["drafters"]}
+    assert set(drafters) == {f"{kind}-{domain}" for domain in (*domains, "ofa")}
+    for domain in domains:
+        divergence = {d: sum(metrics[domain]["divergence"]) for d, metrics in drafters.items()}
+        assert max(divergence, key=divergence.__getitem__) == f"{kind}-{domain}"
 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_its_output_is_the_targets_and_its_drafts_are_good(smollm: Any) -> None:
-    path = ready_pool("smollm2-135m")
+@pytest.mark.parametrize("name", POOLS)
+def test_its_output_is_the_targets_and_its_drafts_are_good(smollm: Any, name: str) -> None:
+    path = ready_pool(name)
     assert path is not None
     drafters = {d.name: d for d in load_pool(path, Target(smollm.model, smollm.tokenizer))}
     for domain, prompt in PROMPTS.items():
         ids = torch.tensor([encode(smollm.tokenizer, prompt)])
         plain = smollm.model.generate(ids, max_new_tokens=64, do_sample=False)
         metasd = MetaSD(
-            smollm.model, smollm.tokenizer, drafters=[drafters[f"eagle-{domain}"]], reward="bd"
+            smollm.model,
+            smollm.tokenizer,
+            drafters=[drafters[f"{POOLS[name][0]}-{domain}"]],
+            reward="bd",
         )
         output = metasd.generate(ids, max_new_tokens=64, return_dict_in_generate=True)
         assert torch.equal(output.sequences, plain)
