@@ -1,4 +1,4 @@
-"""The EAGLE heads' step as one compiled graph: of its time, half is the calls of small operators.
+"""The EAGLE heads' step as one compiled graph in place of some forty small operators.
 
 A head's weights are what a graph is given, not part of it, so the graphs of one shape serve all
 heads of a pool, and any prompt. They are traced from the eager step itself.
