@@ -22,6 +22,7 @@ from rich.table import Table
 from metasd_bandits import checks
 from metasd_runtime.bench.machine import machine
 from metasd_runtime.compiled import compile_forward
+from metasd_runtime.drafters.eagle_step import compile_steps
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import load_target, log
 from metasd_runtime.output import Output
@@ -89,6 +90,7 @@ def main(
         graphs = compile_forward(targets[0], sorted({1, *sizes}), features, log)
         for one in targets:
             one.compiled = graphs
+        compile_steps([d for c in contenders.values() for d in c.router.bases], log)
     console.print(_forward_costs(targets[0], sizes, now))
     runs = [
         _run(contender, kind, prompt, head, temperature, max_new_tokens, now)

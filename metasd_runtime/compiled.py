@@ -9,23 +9,16 @@ and positions alone, which a graph is given. Prompts are read eagerly.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from filelock import FileLock
 from torch import Tensor, nn
 from torch.export import Dim
 
-from metasd_bandits.cache import cache_dir
 from metasd_runtime.attention import GROUPED, attending, can_attend
+from metasd_runtime.graphs import give_up, graph_name, kept_graph, relative_error
 from metasd_runtime.hf import SlotLayer, cache_argument, cache_of, full_attention
 from metasd_runtime.target import CachedModel, Forward
 from metasd_runtime.tree import Block, ancestry
@@ -118,12 +111,7 @@ def compile_forward(
         compiled = CompiledForward(graphs, features)
         _compare(cached, compiled)
     except Exception as error:  # whatever tracing, the compiler or the loader make of a model
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(
-            f"the target is not compiled ({reason}); decoding goes on without, its output the same",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        give_up("the target is", error)
         return None
     finally:
         cached.reset()
@@ -217,39 +205,28 @@ def _graph(
     weights: str,
     say: Callable[[str], None],
 ) -> Graph:
-    """One graph: from disk, or compiled now and written there."""
-    path = cache_dir() / "compiled" / f"{_name(cached, size, features, weights)}.pt2"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            begin = time.perf_counter()
-            say(f"compiling the target for blocks of {size} (minutes, once; kept in {path.parent})")
-            _build(cached, size, features, path)
-            say(f"compiled in {time.perf_counter() - begin:.0f} s")
-    graph: Graph = torch._inductor.aoti_load_package(str(path))
+    graph: Graph = kept_graph(
+        _name(cached, size, features, weights),
+        f"the target for blocks of {size} (minutes)",
+        lambda: _export(cached, size, features),
+        say,
+        freezing=True,
+    )
     return graph
 
 
-@torch.no_grad()
-def _build(cached: CachedModel, size: int, features: tuple[int, ...], path: Path) -> None:
-    """Export, compile with frozen weights, and put the package in place when it is whole."""
+def _export(
+    cached: CachedModel, size: int, features: tuple[int, ...]
+) -> torch.export.ExportedProgram:
     cached.reset()
     cached.prefill(_probe_tokens(cached))
     arguments = tuple(_leave_inference(x) for x in _arguments(cached, [0] * size, cached.length))
     n_layers = len(cached.layers)
     shapes = (None, None, None, {3: _POSITIONS}, *[[{2: _POSITIONS}] * n_layers] * 2)
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        warnings.simplefilter("ignore")  # of tracing and lowering, for their developers
-        with attending(cached.model, GROUPED) if can_attend(cached.model) else nullcontext():
-            program = torch.export.export(
-                _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
-            )
-        made = torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=os.path.join(folder, "graph.pt2"),
-            inductor_configs={"freezing": True},
+    with attending(cached.model, GROUPED) if can_attend(cached.model) else nullcontext():
+        return torch.export.export(
+            _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
         )
-        os.replace(made, path)
 
 
 def _leave_inference(x: Any) -> Any:
@@ -279,13 +256,8 @@ def _compare(cached: CachedModel, compiled: CompiledForward) -> None:
         for ours, theirs in zip(other, own, strict=True):
             if ours is None or theirs is None:
                 continue
-            if not (error := _relative_error(ours, theirs)) <= allowed:
+            if not (error := relative_error(ours, theirs)) <= allowed:
                 raise ValueError(f"a compiled block of {n} is off by {error:.2g}")
-
-
-def _relative_error(x: Tensor, truth: Tensor) -> float:
-    truth = truth.float()
-    return float((x.float() - truth).norm() / (truth - truth.mean()).norm())
 
 
 def _probe_tokens(cached: CachedModel) -> list[int]:
@@ -305,16 +277,11 @@ def _weights_digest(model: nn.Module) -> str:
 
 def _name(cached: CachedModel, size: int, features: tuple[int, ...], weights: str) -> str:
     """A digest of all that a graph depends on."""
-    about = (
+    return graph_name(
         _FORMAT,
         weights,
         size,
         features,
         cached.model.config.to_json_string(),
         str(cached.device),
-        torch.__version__,
-        transformers.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        torch.get_num_threads(),
     )
-    return hashlib.blake2b(repr(about).encode(), digest_size=20).hexdigest()

@@ -19,6 +19,7 @@ from metasd_runtime.bench.suite import PEERS, PLAIN, Method, Suite
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters import make_drafter, make_pool
+from metasd_runtime.drafters.eagle_step import compile_steps
 from metasd_runtime.hf import end_tokens
 from metasd_runtime.learned_router import LearnedRouter
 from metasd_runtime.metasd import MetaSD
@@ -358,10 +359,12 @@ def contenders(
 
 
 def _compile(target: Target, routers: Sequence[Router]) -> None:
-    """One set of graphs for everybody: of all block sizes, with the hidden states pools read."""
+    """One set of graphs for everybody: of all block sizes, with the hidden states pools read;
+    and one for the EAGLE heads of a shape."""
     blocks = {1, *(1 + d.most_tokens(r.draft_length) for r in routers for d in r.drafters)}
     features = {layer for router in routers for layer in router.needs_features}
     target.compiled = compile_forward(target, sorted(blocks), tuple(sorted(features)), log)
+    compile_steps((base for router in routers for base in router.bases), log)
 
 
 def _make(

@@ -158,7 +158,7 @@ class Suite:
         Tokens that each method decodes before the clock runs.
     compiled : bool
         Compile the target's forward (`metasd_runtime.compiled`), for plain decoding as for all of
-        ours; the library's methods and other packages stay as they are.
+        ours, and the EAGLE heads' steps; the library's methods and other packages stay as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.
     tasks, methods : tuples

@@ -39,6 +39,8 @@ class DraftHead:
     ----------
     tokens : (n,) int64
         Those and the prompt's.
+    matrix : Matrix
+        Their rows of the output head, and blank ones behind them up to a multiple of 64.
     """
 
     def __init__(self, target: Target, vocabulary: Tensor) -> None:
@@ -64,8 +66,8 @@ class DraftHead:
         blank = -len(self.tokens) % _BLOCK  # the fast kernel takes rows by blocks
         rows = [self._rows, weight, weight.new_zeros(blank, weight.shape[1])]
         scales = [self._scales, scale, scale.new_zeros(blank)]
-        self._matrix = Matrix(torch.cat(rows), torch.cat(scales), self.tokens.device)
+        self.matrix = Matrix(torch.cat(rows), torch.cat(scales), self.tokens.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(m, hidden) to (m, n) logits."""
-        return self._matrix(x)[:, : len(self.tokens)]
+        return self.matrix(x)[:, : len(self.tokens)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from metasd_runtime.drafters.eagle_head import (
 )
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
+
+if TYPE_CHECKING:
+    from metasd_runtime.drafters.eagle_step import CompiledStep
 
 __all__ = ["Eagle"]
 
@@ -47,6 +50,11 @@ class Eagle(Drafter):
     name : str, default "eagle"
     head : DraftHead, optional
         Of that target and vocabulary, where several drafters share it.
+
+    Attributes
+    ----------
+    compiled : CompiledStep or None
+        Takes the head's steps where it can (`metasd_runtime.drafters.eagle_step`).
     """
 
     def __init__(
@@ -67,7 +75,11 @@ class Eagle(Drafter):
         self._head = DraftHead(target, vocabulary) if head is None else head
         self._install(weights)
         self._logits = torch.full((1, target.vocab_size), float("-inf"), device=self._device)
+        # Position by position, so that the part in use is one piece, whatever the capacity.
+        empty = torch.empty(0, shape.kv_heads, shape.head_dim, device=self._device)
+        self._keys = self._values = empty
         self._storage(_FIRST_CAPACITY)
+        self.compiled: CompiledStep | None = None
         self._length = 0
         self._pending: list[Tensor] = []
 
@@ -91,10 +103,10 @@ class Eagle(Drafter):
     def _storage(self, capacity: int) -> None:
         """Room for `capacity` pairs; what is there is kept."""
         s = self.shape
-        old = getattr(self, "_kv", None)
-        self._kv = torch.empty(2, s.kv_heads, capacity, s.head_dim, device=self._device)
-        if old is not None:
-            self._kv[:, :, : old.shape[2]] = old
+        kept = self._keys, self._values
+        self._keys, self._values = (x.new_empty(capacity, *x.shape[1:]) for x in kept)
+        for new, old in zip((self._keys, self._values), kept, strict=True):
+            new[: len(old)] = old
         cos, sin = rotary_tables(capacity, s.head_dim, s.theta)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)
 
@@ -102,7 +114,8 @@ class Eagle(Drafter):
         """Another over the same weights."""
         twin = copy.copy(self)
         twin._head = self._head.clone()  # another prompt, other tokens
-        twin._kv, twin._logits = torch.empty_like(self._kv), self._logits.clone()
+        twin._keys, twin._values = torch.empty_like(self._keys), torch.empty_like(self._values)
+        twin._logits = self._logits.clone()
         twin.start(())
         return twin
 
@@ -130,9 +143,9 @@ class Eagle(Drafter):
             return Draft()
         begin = time.perf_counter()
         owed = fresh - len(self._pending[-1])
-        out = self._read(tokens, self._room(n))
+        out, logits = self._read(tokens, self._room(n))
         catching_up = (time.perf_counter() - begin) * owed / fresh
-        draft = self._draft(out, tokens, n, sampling)
+        draft = self._draft(out, logits, tokens, n, sampling)
         draft.owed, draft.switch_seconds = owed, catching_up
         return draft
 
@@ -140,14 +153,15 @@ class Eagle(Drafter):
         """Pairs of its own guesses that may stand behind the text's."""
         return n
 
-    def _draft(self, out: Tensor, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
-        """Draft behind the text, `out` being the head's output at its last pair."""
+    def _draft(
+        self, out: Tensor, logits: Tensor, tokens: Sequence[int], n: int, sampling: Sampling
+    ) -> Draft:
+        """Draft behind the text; `out` and `logits` are the head's at the text's last pair."""
         text, drafted, rows = list(tokens), list[int](), list[Tensor]()
-        for j in range(n):
-            if j:
-                x = torch.cat([normalise(out, self.shape.eps), self._embed(drafted[-1:])], -1)
-                out = self._layer(self._chain(x), self._length + j - 1)
-            token, probs = sampling.propose(self._scattered(self._scores(out))[0], text)
+        for place in range(self._length, self._length + n):
+            if drafted:
+                out, logits = self._step("chain", out, drafted[-1:], place - 1)
+            token, probs = sampling.propose(self._scattered(logits)[0], text)
             text.append(token)
             drafted.append(token)
             rows.append(probs)
@@ -155,21 +169,46 @@ class Eagle(Drafter):
                 break
         return Draft(drafted, torch.stack(rows))
 
-    def _read(self, tokens: Sequence[int], room: int) -> Tensor:
-        """Take in the hidden states that have come; the head's output behind the last."""
-        s = self.shape
-        features = torch.cat(self._pending).view(-1, len(s.layers), s.hidden)
-        states = normalise(features, s.eps).flatten(1)
+    def _read(self, tokens: Sequence[int], room: int) -> tuple[Tensor, Tensor]:
+        """Take in the hidden states that have come; the head's output and logits behind them."""
+        states = torch.cat(self._pending)
         before, self._length = self._length, self._length + len(states)
         self._pending = []
-        if self._length + room > self._kv.shape[2]:
+        if self._length + room > len(self._keys):
             self._storage(2 * (self._length + room))
-        embedded = self._embed(tokens[before + 1 : self._length + 1])
-        return self._layer(self._fuse(torch.cat([states, embedded], -1)), before)
+        return self._step("fuse", states, tokens[before + 1 : self._length + 1], before)
 
-    def _embed(self, tokens: Sequence[int]) -> Tensor:
+    def _step(
+        self, entry: str, states: Tensor, tokens: Sequence[int], begin: int
+    ) -> tuple[Tensor, Tensor]:
+        """Take in m pairs from place `begin` on; the output and the logits behind the last.
+
+        Parameters
+        ----------
+        entry : {"fuse", "chain"}
+            Whether the states are the target's or the head's own outputs.
+        states : (m, entry's width)
+        tokens : m ints
+        begin : int
+        """
         ids = torch.tensor(tokens, device=self._device)
-        return normalise(self._embeddings[ids], self.shape.eps)
+        if self.compiled is not None and self.compiled.serves(entry, len(ids), begin):
+            return self.compiled(self, entry, states, ids, begin)
+        return self._eager_step(entry, states, ids, begin)
+
+    def _eager_step(
+        self, entry: str, states: Tensor, ids: Tensor, begin: int
+    ) -> tuple[Tensor, Tensor]:
+        out = self._layer(self._enter(entry, states, ids), begin)
+        return out, self._scores(out)
+
+    def _enter(self, entry: str, states: Tensor, ids: Tensor) -> Tensor:
+        """(m, hidden): what the layer is given for m pairs of states and tokens."""
+        s = self.shape
+        parts = normalise(states.view(ids.shape[0], -1, s.hidden), s.eps).flatten(1)
+        embedded = normalise(self._embeddings[ids], s.eps)
+        matrix = self._fuse if entry == "fuse" else self._chain
+        return matrix(torch.cat([parts, embedded], -1))
 
     def _layer(self, x: Tensor, begin: int) -> Tensor:
         """The decoder layer: keys and values of all rows, the output of the last row alone.
@@ -179,18 +218,18 @@ class Eagle(Drafter):
         x : (m, hidden)
             At pairs ``begin`` to ``begin + m - 1``; the last attends to all up to itself.
         """
-        end = begin + len(x)
+        end = begin + x.shape[0]  # (a symbol, where this is traced)
         q = self._take_in(x, begin, slice(begin, end))[-1:]
         return self._feed(x[-1:], self._attend(q, end))
 
     def _take_in(self, x: Tensor, begin: int, positions: slice) -> Tensor:
         """Write the rows' keys and values from place `begin` on; their queries."""
         s, kv_end = self.shape, self.shape.heads + self.shape.kv_heads
-        qkv = self._qkv(normalise(x, s.eps)).view(len(x), -1, s.head_dim)
+        qkv = self._qkv(normalise(x, s.eps)).view(x.shape[0], -1, s.head_dim)
         turned = self._turn(qkv[:, :kv_end], positions)
-        end = begin + len(x)
-        self._kv[0, :, begin:end] = turned[:, s.heads :].transpose(0, 1)
-        self._kv[1, :, begin:end] = qkv[:, kv_end:].transpose(0, 1)
+        end = begin + x.shape[0]
+        self._keys[begin:end] = turned[:, s.heads :]
+        self._values[begin:end] = qkv[:, kv_end:]
         return turned[:, : s.heads]
 
     def _attend(self, q: Tensor, end: int, hidden: Tensor | None = None) -> Tensor:
@@ -201,8 +240,8 @@ class Eagle(Drafter):
         s, m = self.shape, len(q)
         q = q.view(m, s.kv_heads, -1, s.head_dim).transpose(0, 1)
         q = q.reshape(s.kv_heads, -1, s.head_dim)
-        keys, values = self._kv[0, :, :end], self._kv[1, :, :end]
-        scores = q @ keys.transpose(1, 2) * s.head_dim**-0.5
+        keys, values = self._keys[:end], self._values[:end].transpose(0, 1)
+        scores = q @ keys.permute(1, 2, 0) * s.head_dim**-0.5
         if hidden is not None:
             last = scores.view(s.kv_heads, m, -1, end)[..., -hidden.shape[1] :]
             last.masked_fill_(hidden[:, None], float("-inf"))

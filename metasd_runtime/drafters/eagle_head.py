@@ -10,6 +10,7 @@ stands in for them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,9 +110,14 @@ class Matrix:
     scale : (out,)
         Of each row.
     device : torch.device
+
+    Attributes
+    ----------
+    FEW : int
+        Up to so many rows of a factor, a product reads the weights as they lie.
     """
 
-    _FEW = 8
+    FEW = 8
 
     def __init__(self, weight: Tensor, scale: Tensor, device: torch.device) -> None:
         self.weight = weight.contiguous().to(device)
@@ -123,12 +129,26 @@ class Matrix:
             self._kernel = None
         self._dense = None if self._kernel is not None else self._floats()
 
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """The tensors that a product with few rows reads."""
+        return (self.weight, self._scale16) if self._dense is None else (self._dense,)
+
+    def reading(self, *operands: Tensor) -> Matrix:
+        """A twin that reads these instead, for tracing."""
+        twin = copy.copy(self)
+        if self._dense is None:
+            twin.weight, twin._scale16 = operands
+        else:
+            (twin._dense,) = operands
+        return twin
+
     def _floats(self) -> Tensor:
         return self.weight.float() * self.scale[:, None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T for (m, in) float32; many rows are cheaper with floats unpacked once."""
-        if self._kernel is not None and x.shape[0] <= self._FEW:
+        if self._kernel is not None and x.shape[0] <= self.FEW:
             product: Tensor = self._kernel(x.bfloat16(), self.weight, self._scale16)
             return product.float()
         weight = self._floats() if self._dense is None else self._dense

@@ -20,7 +20,7 @@ from metasd_bandits import checks
 from metasd_runtime.draft import Draft
 from metasd_runtime.drafters.draft_head import DraftHead
 from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape, normalise
+from metasd_runtime.drafters.eagle_head import EagleShape
 from metasd_runtime.sampling import Sampling
 from metasd_runtime.target import Target
 
@@ -206,18 +206,21 @@ class EagleTree(Eagle):
     def _room(self, n: int) -> int:
         return self.tree.breadth * n
 
-    def _draft(self, out: Tensor, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
+    def _draft(
+        self, out: Tensor, logits: Tensor, tokens: Sequence[int], n: int, sampling: Sampling
+    ) -> Draft:
         """Grow the tree depth by depth, then keep what is to be verified."""
         nodes, rows = list[Node](), list[Tensor]()
         parents, read = [-1], list[int]()
         for depth in range(1, n + 1):
-            new = self._bear(out, nodes, parents, tokens, sampling, rows)
+            new = self._bear(logits, nodes, parents, tokens, sampling, rows)
             confident = [i for i in new if nodes[i].confidence >= sampling.draft_threshold]
             expanded = self.tree.expanded(nodes, confident)
             if depth == n or not expanded:
                 break
             out = out[[parents.index(nodes[i].parent) for i in expanded]]
-            out = self._step(out, nodes, expanded, read)
+            out = self._grow(out, nodes, expanded, read)
+            logits = self._scores(out)
             parents, read = expanded, read + expanded
         kept = self.tree.kept(nodes)
         place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
@@ -229,14 +232,14 @@ class EagleTree(Eagle):
 
     def _bear(
         self,
-        out: Tensor,
+        logits: Tensor,
         nodes: list[Node],
         parents: Sequence[int],
         tokens: Sequence[int],
         sampling: Sampling,
         rows: list[Tensor],
     ) -> list[int]:
-        """Append the children of `parents`, whose outputs `out` has; the places of the new.
+        """Append the children of `parents`, whose `logits` are given; the places of the new.
 
         What they were drawn from, if they were, is appended to `rows`.
         """
@@ -244,15 +247,15 @@ class EagleTree(Eagle):
         counts = [self.tree.children(nodes[p].ranks if p >= 0 else ()) for p in parents]
         born = len(nodes)
         if self.tree.drawn and sampling.do_sample:
-            logits = self._scattered(self._scores(out))
-            probs = sampling.distributions(logits, tokens, before.__getitem__)
+            scattered = self._scattered(logits)
+            probs = sampling.distributions(scattered, tokens, before.__getitem__)
             for i, (parent, k) in enumerate(zip(parents, counts, strict=True)):
                 position = len(tokens) + len(before[i])
                 children = sampling.draw_children(probs[i], position, k, parent)
                 rows += [row for _, row in children]
                 _append(nodes, parent, [(token, float(probs[i, token])) for token, _ in children])
         else:
-            probs = self._probabilities(out, tokens, before, sampling)
+            probs = self._probabilities(logits, tokens, before, sampling)
             best, which = probs.topk(min(max(counts), probs.shape[1]))
             likeliest = self._head.tokens[which].tolist()
             for parent, k, *pairs in zip(parents, counts, likeliest, best.tolist(), strict=True):
@@ -260,16 +263,15 @@ class EagleTree(Eagle):
         return list(range(born, len(nodes)))
 
     def _probabilities(
-        self, out: Tensor, tokens: Sequence[int], before: Sequence[list[int]], sampling: Sampling
+        self, logits: Tensor, tokens: Sequence[int], before: Sequence[list[int]], sampling: Sampling
     ) -> Tensor:
         """(m, n) of the tokens that can be drafted; by way of all tokens only if it must be."""
-        logits = self._scores(out)
         if not sampling.shapes_drafts:
             return logits.softmax(-1)
         probs = sampling.distributions(self._scattered(logits), tokens, before.__getitem__)
         return probs[:, self._head.tokens]
 
-    def _step(
+    def _grow(
         self, out: Tensor, nodes: Sequence[Node], expanded: Sequence[int], read: Sequence[int]
     ) -> Tensor:
         """The head's outputs at the expanded nodes of one depth, `out` being their parents'.
@@ -277,10 +279,8 @@ class EagleTree(Eagle):
         `read` are the nodes whose pairs stand behind the text's already; each node attends to
         the text, its ancestors and itself.
         """
-        x = torch.cat(
-            [normalise(out, self.shape.eps), self._embed([nodes[i].token for i in expanded])], -1
-        )
-        x = self._chain(x)
+        ids = torch.tensor([nodes[i].token for i in expanded], device=self._device)
+        x = self._enter("chain", out, ids)
         position = self._length + len(nodes[expanded[0]].ranks) - 1
         q = self._take_in(x, self._length + len(read), slice(position, position + 1))
         columns = [*read, *expanded]

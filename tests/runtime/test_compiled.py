@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted import ByTurns, Script, assert_cache_is_fresh, greedy_text, run
 from tiny_models import ATTENTION, build
 
-from metasd_runtime import MetaSD, compiled
+from metasd_runtime import MetaSD, compiled, graphs
 from metasd_runtime import target as target_module
 from metasd_runtime.compiled import compile_forward
 from metasd_runtime.drafters.early_exit import EarlyExit
@@ -124,7 +124,7 @@ class TestCompiled:
         def refuse(*arguments):
             raise AssertionError("compiled again")
 
-        monkeypatch.setattr(compiled, "_build", refuse)
+        monkeypatch.setattr(graphs, "_compile", refuse)
         assert compile_forward(Target(target.model), (1, N + 1), features=(1, 2)) is not None
 
     @pytest.mark.usefixtures("_in_cache")
@@ -142,7 +142,7 @@ class TestCompiled:
     @pytest.mark.usefixtures("_in_cache")
     def test_a_damaged_file_is_not_used(self, target, tmp_path, monkeypatch) -> None:
         monkeypatch.setenv("METASD_CACHE", str(tmp_path))
-        monkeypatch.setattr(compiled, "_build", lambda *a: a[3].write_bytes(b"PK\x03\x04 no graph"))
+        monkeypatch.setattr(graphs, "_compile", lambda *a: a[2].write_bytes(b"PK\x03\x04 no graph"))
         with pytest.warns(RuntimeWarning, match="not compiled"):
             assert compile_forward(Target(target.model), (1,)) is None
 
@@ -172,7 +172,7 @@ def test_without_a_compiler_decoding_goes_on(tiny_llama, monkeypatch, tmp_path) 
         raise RuntimeError("no C++ compiler found\nand much more")
 
     monkeypatch.setenv("METASD_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiled, "_build", no_compiler)
+    monkeypatch.setattr(graphs, "_compile", no_compiler)
     model = tiny_llama(seed=5)
     with pytest.warns(RuntimeWarning, match=r"not compiled \(no C\+\+ compiler found\)"):
         metasd = MetaSD(model, drafters=["prompt-lookup", "none"], compiled=True)

@@ -216,7 +216,7 @@ def test_differences_from_another_head_are_read_back(model: Any, tmp_path: Path)
     def logits(drafter: Any) -> Tensor:
         drafter.start(text)
         drafter.commit(text, features)
-        return drafter._scores(drafter._read(text, 1))
+        return drafter._read(text, 1)[1]
 
     specialist, for_all = (logits(drafter) for drafter in load_pool(tmp_path / "pool", target))
     truth = logits(Eagle(shape, near, VOCABULARY, target))
