@@ -24,7 +24,7 @@ __all__ = [
 KINDS = ("eagle", "medusa", "bpd", "r-medusa", "r-bpd", "language-model")
 """Kinds of drafters that can be trained; those with r- rescore the heads of the same name."""
 
-RATES = {"eagle": 6e-5, "medusa": 3e-3, "bpd": 3e-4, "language-model": 2e-4}
+RATES = {"eagle": 2e-4, "medusa": 3e-3, "bpd": 3e-4, "language-model": 2e-4}
 """Learning rates that worked: small for what begins well, larger for what begins as nothing."""
 
 

@@ -52,7 +52,7 @@ class Learning:
 
     tokens: int
     batch_tokens: int = 512
-    rate: float = 6e-5
+    rate: float = 2e-4
     depths: int = 4
     checkpoint: int = 20
 
