@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ __all__ = [
     "fingerprint",
     "load_pool",
     "read_manifest",
+    "read_trained",
     "ready_pool",
     "save_pool",
 ]
@@ -258,13 +260,47 @@ def load_pool(
             "metasd train POOL.toml"
         )
     loading = _Loading(manifest, target, tree, make_cache_strategy(cache))
-    try:
+    with _damage(path):
+        return loading.drafters(load_file(Path(path) / WEIGHTS))
+
+
+def read_trained(path: str | Path) -> tuple[Tensor, dict[str, Trained]]:
+    """A pool's draft vocabulary, and its drafters that have weights, by name.
+
+    Raises
+    ------
+    PoolError
+        If its files are missing or damaged.
+    """
+    manifest = read_manifest(path)
+    with _damage(path):
         tensors = load_file(Path(path) / WEIGHTS)
-        return loading.drafters(tensors)
+        trained = {}
+        for entry in manifest["drafters"]:
+            if entry["kind"] in SHAPES:
+                shape, weights = _shape_and_weights(manifest, tensors, entry)
+                trained[entry["name"]] = Trained(entry["kind"], shape, weights, {})
+        return tensors["vocabulary"].long(), trained
+
+
+@contextmanager
+def _damage(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise PoolError(
             f"{Path(path) / WEIGHTS} is missing or damaged ({error}); copy or train the pool again"
         ) from None
+
+
+def _shape_and_weights(
+    manifest: Mapping[str, Any], tensors: Mapping[str, Tensor], entry: Mapping[str, Any]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Of an entry of the manifest (in old pools a shape stands once for all)."""
+    shape = SHAPES[entry["kind"]](**_lists_as_tuples(entry.get("shape", manifest.get("shape"))))
+    sizes = shape.sizes()
+    base = restored(tensors, entry["base"], sizes) if "base" in entry else None
+    return shape, restored(tensors, entry["name"], sizes, base)
 
 
 class _Loading:
@@ -296,13 +332,9 @@ class _Loading:
         return list(made.values())
 
     def _trained(self, entry: Mapping[str, Any]) -> Drafter:
-        """One with weights of its own (in old pools a shape stands once for all)."""
-        shape = SHAPES[entry["kind"]](
-            **_lists_as_tuples(entry.get("shape", self.manifest.get("shape")))
-        )
-        name, sizes = entry["name"], shape.sizes()
-        base = restored(self.tensors, entry["base"], sizes) if "base" in entry else None
-        weights = restored(self.tensors, name, sizes, base)
+        """One with weights of its own."""
+        shape, weights = _shape_and_weights(self.manifest, self.tensors, entry)
+        name = entry["name"]
         if isinstance(shape, SmallShape):
             return small_language_model(
                 shape, weights, self.vocabulary, self.target, name, self.cache

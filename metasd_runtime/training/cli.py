@@ -60,18 +60,32 @@ def show_pool(
     pool: Annotated[
         str, typer.Argument(help="A pool's folder, or the name of a target with a ready pool.")
     ] = "smollm2-135m",
+    on: Annotated[
+        list[str] | None,
+        typer.Option(help="TASK=FILE#CATEGORY: evaluate on these prompts (JSON Lines), once each"),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="of each task, with --on")] = 20,
+    dtype: Annotated[str, typer.Option(help="of the target, with --on")] = "auto",
 ) -> None:
-    """Show a pool: its drafters, and how well each drafts each domain's held-out answers."""
+    """Show a pool: its drafters, and how well each drafts each domain's held-out answers.
+
+    With --on, given once for each task: how well it drafts the target's answers to those prompts.
+    """
+    from metasd_runtime.models import ModelError
     from metasd_runtime.pool import PoolError, read_manifest, ready_pool
     from metasd_runtime.training.evaluate import Acceptance
     from metasd_runtime.training.report import matrix_table
 
+    console = Console()
+    path = ready_pool(pool) or Path(pool)
     try:
-        manifest = read_manifest(ready_pool(pool) or pool)
-    except PoolError as error:
+        manifest = read_manifest(path)
+        if on:
+            _show_on(console, path, on, prompts, dtype)
+            return
+    except (checks.ConfigError, ModelError, PoolError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    console = Console()
     console.print(f"a pool for {manifest['target']['name']}, trained on the target's answers to")
     for domain, data in manifest["training"]["data"].items():
         console.print(
@@ -86,6 +100,19 @@ def show_pool(
             }
         )
     )
+
+
+def _show_on(console: Console, path: Path, on: list[str], most: int, dtype: str) -> None:
+    from metasd_runtime.models import load_target
+    from metasd_runtime.pool import read_manifest
+    from metasd_runtime.training.elsewhere import evaluate_on, prompts_of
+    from metasd_runtime.training.report import matrix_table
+
+    texts = prompts_of(on, checks.integer("prompts", most, 1))
+    loaded = load_target(read_manifest(path)["target"]["name"], dtype=dtype)
+    with _Bars(Console(stderr=True)) as bars:
+        matrix = evaluate_on(path, loaded, texts, progress=bars.show)
+    console.print(matrix_table(matrix, "greedy answers to these prompts"))
 
 
 class _Bars:

@@ -17,7 +17,7 @@ from torch import Tensor
 from metasd_bandits import checks
 from metasd_runtime.training.answers import Answer, features_path, read_answers
 
-__all__ = ["Batch", "Corpus", "Text", "batches", "draft_vocabulary", "load_corpus"]
+__all__ = ["Batch", "Corpus", "Text", "batches", "draft_vocabulary", "load_corpus", "read_texts"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,18 @@ class Corpus:
     held_out: list[Text]
 
 
+def read_texts(folder: Path, domain: str) -> list[tuple[Answer, Text]]:
+    """A domain's answered prompts, but for answers that are nothing but an end."""
+    rows: Counter[int] = Counter()
+    texts = []
+    for answer in read_answers(folder / f"{domain}.jsonl"):
+        row = rows[answer.batch]
+        rows[answer.batch] += 1
+        if len(answer.answer) >= 2:  # else it has nothing to teach
+            texts.append((answer, _text(answer, features_path(folder, domain, answer.batch), row)))
+    return texts
+
+
 def load_corpus(folder: Path, domain: str, tokens: int) -> Corpus:
     """A domain's answered prompts, for training as many as hold `tokens` answer tokens.
 
@@ -65,15 +77,9 @@ def load_corpus(folder: Path, domain: str, tokens: int) -> Corpus:
     ConfigError
         If no training text is left.
     """
-    rows: Counter[int] = Counter()
     train, held_out = [], []
     room = tokens
-    for answer in read_answers(folder / f"{domain}.jsonl"):
-        row = rows[answer.batch]
-        rows[answer.batch] += 1
-        if len(answer.answer) < 2:  # nothing but an end: it has nothing to teach
-            continue
-        text = _text(answer, features_path(folder, domain, answer.batch), row)
+    for answer, text in read_texts(folder, domain):
         if answer.held_out:
             held_out.append(text)
         elif room > 0:

@@ -16,10 +16,10 @@ __all__ = ["heat_map", "matrix_table", "write_matrix"]
 Matrix = Mapping[str, Mapping[str, Acceptance]]
 
 
-def matrix_table(matrix: Matrix) -> Table:
+def matrix_table(matrix: Matrix, what: str = "held-out prompts") -> Table:
     """Block divergence and tokens per round of each drafter (row) on each domain (column)."""
     domains = list(next(iter(matrix.values())))
-    table = Table(title="held-out prompts: block divergence (tokens per round)")
+    table = Table(title=f"{what}: block divergence (tokens per round)")
     table.add_column("drafter")
     for domain in domains:
         table.add_column(domain, justify="right")

@@ -21,6 +21,7 @@ from metasd_runtime.training import cli
 from metasd_runtime.training.answers import Answerer, answer_all, read_answers
 from metasd_runtime.training.config import read_config
 from metasd_runtime.training.corpus import Text
+from metasd_runtime.training.elsewhere import evaluate_on, prompts_of
 from metasd_runtime.training.evaluate import _conditional, _decode
 from metasd_runtime.training.pipeline import train_pool
 from metasd_runtime.training.prompts import Prompt, load_prompts
@@ -86,6 +87,28 @@ def test_a_pool_is_trained_loaded_and_lossless(folder: Path, loaded: Any) -> Non
     assert len((folder / "matrix.csv").read_text().splitlines()) == 1 + 3 * 2
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert matrix_table(pool.matrix).row_count == 3
+
+
+@pytest.mark.slow
+def test_elsewhere_the_measure_is_the_same(folder: Path, loaded: Any) -> None:
+    """On the very prompts that training held out, the pool's file gives the manifest's metrics."""
+    config = read_config(with_kinds(folder, ["eagle", "medusa", "language-model"]))
+    pool = train_pool(config, loaded, folder / "out", lambda *told: None)
+    held_out = prompts_of([f"{name}={folder / name}.jsonl" for name in ("even", "odd")], 99)
+    held_out = {name: texts[-3:] for name, texts in held_out.items()}
+    matrix = evaluate_on(folder / "out", loaded, held_out, max_new_tokens=16)
+    assert list(matrix) == list(pool.matrix)
+    for name, row in pool.matrix.items():
+        for domain, there in row.items():
+            assert matrix[name][domain].agreement == pytest.approx(there.agreement)
+            assert matrix[name][domain].divergence == pytest.approx(there.divergence, abs=1e-5)
+            assert matrix[name][domain].tokens_per_round == there.tokens_per_round
+
+
+@pytest.mark.parametrize("source", ["even", "=even.jsonl", "even=", "even=nowhere.jsonl"])
+def test_sources_of_other_prompts_are_checked(source: str) -> None:
+    with pytest.raises(ConfigError, match="names no prompts; write TASK=FILE"):
+        prompts_of([source], 3)
 
 
 KINDS = ["eagle", "medusa", "r-medusa", "bpd", "r-bpd", "language-model"]
@@ -324,6 +347,13 @@ def test_the_commands(folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch
     assert shown.exit_code == 0
     assert "eagle-ofa" in shown.output
     assert "3 prompts held out" in shown.output
+    source = f"letters={folder / 'even.jsonl'}"
+    elsewhere = run.invoke(cli.app, ["pool", str(out), "--on", source, "--prompts", "2"])
+    assert elsewhere.exit_code == 0, elsewhere.output
+    assert "letters" in elsewhere.output
+    wrong = run.invoke(cli.app, ["pool", str(out), "--on", f"{source}#numbers"])
+    assert wrong.exit_code == 1
+    assert "numbers" in wrong.output
     (folder / "pool.toml").write_text("[domains]\n")
     failed = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])
     assert failed.exit_code == 1
