@@ -8,13 +8,13 @@ every forward; where one row of a long text is read, that costs more than the at
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-__all__ = ["GROUPED", "attending", "can_attend"]
+__all__ = ["GROUPED", "attending", "can_attend", "grouped"]
 
 GROUPED = "metasd_grouped"
 
@@ -35,6 +35,11 @@ def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation_internal = present
+
+
+def grouped(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While this lasts, the model's attention copies no keys, if it can be exchanged."""
+    return attending(model, GROUPED) if can_attend(model) else nullcontext()
 
 
 _NO_GROUPS = nn.Identity()  # SDPA's function looks for the number of groups on the module

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from metasd_runtime.attention import GROUPED, attending, can_attend
+from metasd_runtime.attention import grouped
 from metasd_runtime.graphs import give_up, graph_name, kept_graph, relative_error
 from metasd_runtime.hf import SlotLayer, cache_argument, cache_of, full_attention
 from metasd_runtime.target import CachedModel, Forward
@@ -223,7 +222,7 @@ def _export(
     arguments = tuple(_leave_inference(x) for x in _arguments(cached, [0] * size, cached.length))
     n_layers = len(cached.layers)
     shapes = (None, None, None, {3: _POSITIONS}, *[[{2: _POSITIONS}] * n_layers] * 2)
-    with attending(cached.model, GROUPED) if can_attend(cached.model) else nullcontext():
+    with grouped(cached.model):
         return torch.export.export(
             _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
         )

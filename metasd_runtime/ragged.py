@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
-from metasd_runtime.attention import GROUPED, attending, can_attend
+from metasd_runtime.attention import can_attend, grouped
 from metasd_runtime.hf import cache_argument, cache_of, output_width, refuse_stateful
 from metasd_runtime.masks import Masks, refuse_other_logits
 from metasd_runtime.packed import Layout, laid_out
@@ -208,8 +208,7 @@ class RaggedModel:
         masks = self._masks(given[1], end, trees)
         if not self.packs or all(len(block) == width for block in blocks):
             self.storage.aim(places, torch.tensor(places, device=device)[:, None], given[2], end)
-            context = attending(self.model, GROUPED) if can_attend(self.model) else nullcontext()
-            return _Aimed(given[0], given[1], masks, keep, False, context)
+            return _Aimed(given[0], given[1], masks, keep, False, grouped(self.model))
         starts = torch.tensor([width - len(block) for block in blocks], device=device)
         tokens = torch.arange(width, device=device) >= starts[:, None]
         rows, columns = tokens.nonzero(as_tuple=True)

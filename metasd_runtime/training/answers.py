@@ -25,7 +25,7 @@ from torch import Tensor
 from metasd_runtime.hf import cache_argument, cache_of, new_layers
 from metasd_runtime.training.prompts import Prompt
 
-__all__ = ["Answer", "Answerer", "answer_all", "features_of", "read_answers"]
+__all__ = ["Answer", "Answerer", "answer_all", "ends_of", "features_of", "read_answers"]
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,12 @@ class Answerer:
             for job, text in zip(jobs, texts, strict=True)
         ]
         return answers, [rows.features(i, len(text)) for i, text in enumerate(texts)]
+
+
+def ends_of(model: Any) -> set[int]:
+    """The tokens that end the model's answers."""
+    eos = model.generation_config.eos_token_id
+    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 def _choose(logits: Tensor, sampled: Tensor, u: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from metasd_bandits import checks
 from metasd_runtime.models import LoadedModel
 from metasd_runtime.pool import read_trained
 from metasd_runtime.prompts import read_prompts
-from metasd_runtime.training.answers import Answerer, answer_all
+from metasd_runtime.training.answers import Answerer, answer_all, ends_of
 from metasd_runtime.training.corpus import Text, read_texts
 from metasd_runtime.training.evaluate import Acceptance, evaluate
 from metasd_runtime.training.kinds import student_of
@@ -97,9 +97,7 @@ def _answered(
     folder: Path,
     max_new_tokens: int,
 ) -> dict[str, list[Text]]:
-    eos = loaded.model.generation_config.eos_token_id
-    ends = set(eos if isinstance(eos, list) else [eos]) - {None}
-    answerer = Answerer(loaded.model, ends, max_new_tokens, tuple(sorted(layers)))
+    answerer = Answerer(loaded.model, ends_of(loaded.model), max_new_tokens, tuple(sorted(layers)))
     texts = {}
     for task, own in prompts.items():
         encoded = [Prompt(str(i), encode(loaded.tokenizer, text)) for i, text in enumerate(own)]

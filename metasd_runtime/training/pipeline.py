@@ -14,7 +14,7 @@ from metasd_bandits import checks
 from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.models import LoadedModel
 from metasd_runtime.pool import Rescoring, Trained, as_stored, save_pool
-from metasd_runtime.training.answers import Answerer, answer_all
+from metasd_runtime.training.answers import Answerer, answer_all, ends_of
 from metasd_runtime.training.config import PoolConfig
 from metasd_runtime.training.corpus import (
     Corpus,
@@ -140,10 +140,8 @@ def answer_prompts(
                 f"domain {name!r} has {len(found)} prompts and {data.held_out} are to be held "
                 "out: none is left to train on; lower data.held_out or add prompts"
             )
-    eos = loaded.model.generation_config.eos_token_id
-    ends = set(eos if isinstance(eos, list) else [eos]) - {None}
     answer_all(
-        Answerer(loaded.model, ends, data.max_new_tokens, layers),
+        Answerer(loaded.model, ends_of(loaded.model), data.max_new_tokens, layers),
         prompts,
         folder,
         held_out=data.held_out,
