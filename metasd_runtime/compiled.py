@@ -1,9 +1,9 @@
 """The target's forward compiled ahead of time: blocks of fixed size, weights frozen, kept on disk.
 
 A graph takes a block of exactly n tokens over a text of any length, so one is compiled for each
-size that decoding needs (a draft with the token before it, one token); a shorter block is filled
-up, and what was filled in is masked and forgotten. A draft tree differs from a chain in its mask
-and positions alone, which a graph is given. Prompts are read eagerly.
+size that decoding needs (a draft with the token before it, one token), and one that reads prompts
+in pieces; a shorter block is filled up, and what was filled in is masked and forgotten. A draft
+tree differs from a chain in its mask and positions alone, which a graph is given.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Graph = Callable[..., tuple[Tensor, ...]]
 
 _FORMAT = 2  # part of a graph's name on disk: raise it when what a graph takes or gives changes
 _PIECE = 64  # a graph reads so many positions of the storage, or a multiple
+_PROMPT = 128  # tokens of a prompt that are read at once
 _POSITIONS = Dim("positions", min=_PIECE, max=1 << 20)
 _FEW = 8  # on a CPU one token takes no less time than so many: the weights' way is the same
 _PROBE = 24
@@ -42,16 +43,36 @@ class CompiledForward:
         By block size.
     features : tuple of int
         The hidden states the graphs give, by the layers behind them.
+    reading : mapping of int to callable
+        Those whose logits are the last token's alone, by block size.
     """
 
-    def __init__(self, graphs: Mapping[int, Graph], features: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        graphs: Mapping[int, Graph],
+        features: tuple[int, ...],
+        reading: Mapping[int, Graph],
+    ) -> None:
         self.graphs = dict(sorted(graphs.items()))
         self.features = features
+        self._reading = dict(sorted({**self.graphs, **reading}.items()))
+        self.piece = max(self._reading)
+
+    def gives(self, cached: CachedModel, features: Sequence[int]) -> bool:
+        """Whether the graphs can go on behind what is cached, and give these features."""
+        return cached.layers[-1].is_initialized and tuple(features) in ((), self.features)
 
     def serves(self, cached: CachedModel, n: int, features: Sequence[int]) -> bool:
         """Whether there is a graph for a block of n tokens that gives these features."""
-        begun = cached.layers[-1].is_initialized
-        return begun and n <= max(self.graphs) and tuple(features) in ((), self.features)
+        return n <= max(self.graphs) and self.gives(cached, features)
+
+    @torch.inference_mode()
+    def read(
+        self, cached: CachedModel, tokens: Sequence[int], features: Sequence[int]
+    ) -> Tensor | None:
+        """Extend the cache by at most `piece` tokens; their features, if any are asked for."""
+        _, *states = self._run(self._reading, cached, tokens)
+        return states[0][: len(tokens)] if features else None
 
     @torch.inference_mode()
     def __call__(
@@ -62,15 +83,27 @@ class CompiledForward:
         parents: Sequence[int] | None = None,
     ) -> Forward:
         """Extend the cache by `tokens`; the logits behind each of them."""
+        n = len(tokens)
+        logits, *states = self._run(self.graphs, cached, tokens, parents)
+        return Forward(logits[:n], states[0][:n] if features else None)
+
+    def _run(
+        self,
+        graphs: Mapping[int, Graph],
+        cached: CachedModel,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What the smallest graph that takes so many tokens gives at each place, fillers' too."""
         n, begin = len(tokens), cached.length
-        size = next(size for size in self.graphs if size >= n)
+        size = next(size for size in graphs if size >= n)
         for layer in cached.layers:
             layer.reserve(_read(begin + size))
         block = [*tokens, *[tokens[-1]] * (size - n)]
-        logits, *states = self.graphs[size](*_arguments(cached, block, begin, parents))
+        given = graphs[size](*_arguments(cached, block, begin, parents))
         for layer in cached.layers:
             layer.length = begin + n
-        return Forward(logits[:n], states[0][:n] if features else None)
+        return given
 
 
 def compile_forward(
@@ -104,10 +137,11 @@ def compile_forward(
         _check(cached)
         weights = _weights_digest(cached.model)
         graphs = {
-            size: _graph(cached, size, features, weights, say)
+            size: _graph(cached, size, 0, features, weights, say)
             for size in _sizes(blocks, cached.device)
         }
-        compiled = CompiledForward(graphs, features)
+        reading = {_PROMPT: _graph(cached, _PROMPT, 1, features, weights, say)}
+        compiled = CompiledForward(graphs, features, reading)
         _compare(cached, compiled)
     except Exception as error:  # whatever tracing, the compiler or the loader make of a model
         give_up("the target is", error)
@@ -127,9 +161,9 @@ def _sizes(blocks: Sequence[int], device: torch.device) -> list[int]:
 class _Block(nn.Module):
     """A forward over one block as a function of tensors alone."""
 
-    def __init__(self, model: Any, features: tuple[int, ...]) -> None:
+    def __init__(self, model: Any, keep: int, features: tuple[int, ...]) -> None:
         super().__init__()
-        self.model, self.features = model, features
+        self.model, self.keep, self.features = model, keep, features
         self._cache_argument = cache_argument(model)
 
     def forward(
@@ -147,6 +181,7 @@ class _Block(nn.Module):
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
+            logits_to_keep=self.keep,
             output_hidden_states=bool(self.features),
             return_dict=True,
             **{self._cache_argument: cache_of([SlotLayer(k, v, slots) for k, v in pairs])},
@@ -200,14 +235,16 @@ def _check(cached: CachedModel) -> None:
 def _graph(
     cached: CachedModel,
     size: int,
+    keep: int,
     features: tuple[int, ...],
     weights: str,
     say: Callable[[str], None],
 ) -> Graph:
+    """For a block of that size, with the logits of all its tokens or of the last `keep`."""
     graph: Graph = kept_graph(
-        _name(cached, size, features, weights),
+        _name(cached, size, keep, features, weights),
         f"the target for blocks of {size} (minutes)",
-        lambda: _export(cached, size, features),
+        lambda: _export(cached, size, keep, features),
         say,
         freezing=True,
     )
@@ -215,7 +252,7 @@ def _graph(
 
 
 def _export(
-    cached: CachedModel, size: int, features: tuple[int, ...]
+    cached: CachedModel, size: int, keep: int, features: tuple[int, ...]
 ) -> torch.export.ExportedProgram:
     cached.reset()
     cached.prefill(_probe_tokens(cached))
@@ -224,7 +261,7 @@ def _export(
     shapes = (None, None, None, {3: _POSITIONS}, *[[{2: _POSITIONS}] * n_layers] * 2)
     with grouped(cached.model):
         return torch.export.export(
-            _Block(cached.model, features), arguments, dynamic_shapes=shapes, strict=False
+            _Block(cached.model, keep, features), arguments, dynamic_shapes=shapes, strict=False
         )
 
 
@@ -274,12 +311,15 @@ def _weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _name(cached: CachedModel, size: int, features: tuple[int, ...], weights: str) -> str:
+def _name(
+    cached: CachedModel, size: int, keep: int, features: tuple[int, ...], weights: str
+) -> str:
     """A digest of all that a graph depends on."""
     return graph_name(
         _FORMAT,
         weights,
         size,
+        keep,
         features,
         cached.model.config.to_json_string(),
         str(cached.device),

@@ -121,8 +121,11 @@ class PreallocatedLayer(CacheLayerMixin):
         """Forget every position, and give back what one long text made the storage grow to."""
         self.length = 0
         if self.capacity > self._first:
-            self.capacity, self.is_initialized = self._first, False
-            self.keys = self.values = None
+            self.capacity = self._first
+            if self.is_initialized:
+                assert self.keys is not None
+                assert self.values is not None
+                self.keys, self.values = self._storage(self.keys), self._storage(self.values)
 
     def crop(self, tokens_to_remove: int) -> None:
         self.length -= abs(tokens_to_remove)

@@ -82,9 +82,9 @@ class MetaSD(FrontDoor):
     scope : {"query", "carried"}
         Whether the policy forgets between calls (the paper's choice) or carries on.
     compiled : bool
-        Compile the target's forward for one token and for a draft block, and the steps of EAGLE
-        heads (minutes, once; kept in the cache folder), which makes a round shorter. Prompts stay
-        eager, and so does the target's forward of a batch.
+        Compile the target's forward for one token, for a draft block and for prompts, and the
+        steps of EAGLE heads (minutes, once; kept in the cache folder), which makes a round
+        shorter. The target's forward of a batch stays eager.
 
     Examples
     --------

@@ -189,12 +189,22 @@ class CachedModel:
 
         Returns the `features` asked for, as `forward` does.
         """
-        chunks = [
-            self.forward(tokens[start : start + _PREFILL_CHUNK], keep=1, features=features).features
-            for start in range(0, len(tokens), _PREFILL_CHUNK)
-        ]
-        states = [chunk for chunk in chunks if chunk is not None]
+        states: list[Tensor] = []
+        while tokens:
+            piece, given = self._read(tokens, features)
+            tokens = tokens[piece:]
+            if given is not None:
+                states.append(given)
         return torch.cat(states) if states else None
+
+    def _read(self, tokens: Sequence[int], features: Sequence[int]) -> tuple[int, Tensor | None]:
+        """Extend the cache by the first few tokens of a prompt: how many, and their features."""
+        if self.compiled and self.compiled.gives(self, features):
+            piece = tokens[: self.compiled.piece]
+            self.forwards += 1
+            return len(piece), self.compiled.read(self, piece, features)
+        piece = tokens[:_PREFILL_CHUNK]
+        return len(piece), self.forward(piece, keep=1, features=features).features
 
 
 class Target(CachedModel):

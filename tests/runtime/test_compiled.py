@@ -19,6 +19,7 @@ from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.target import Target
 
 N = 3
+READ = 16  # tokens of a prompt at once
 PROMPT = [3, 1, 4, 1, 5]
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
@@ -34,14 +35,16 @@ def cache(tmp_path_factory) -> str:
 @pytest.fixture
 def _in_cache(cache, monkeypatch) -> None:
     monkeypatch.setenv("METASD_CACHE", cache)
+    monkeypatch.setattr(compiled, "_PROMPT", READ)
 
 
 @pytest.fixture(scope="module")
 def target(tiny_llama, cache) -> Target:
-    """A Llama compiled for blocks of 1 and N + 1, with two hidden states; its storage is small."""
+    """A Llama compiled for blocks of N + 1, prompts and two hidden states; its storage is small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("METASD_CACHE", cache)
         patch.setattr(target_module, "_FIRST_CAPACITY", 64)
+        patch.setattr(compiled, "_PROMPT", READ)
         target = Target(tiny_llama(seed=5))
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
@@ -105,6 +108,30 @@ class TestCompiled:
         torch.testing.assert_close(fast.features, own.features, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fast.logits, own.logits, rtol=1e-4, atol=1e-4)
 
+    @settings(max_examples=15, deadline=None)
+    @given(prompt=st.lists(st.integers(0, 31), min_size=1, max_size=5 * READ))
+    def test_prompts(self, target, prompt) -> None:
+        """Read in pieces, the last one filled up: states and logits are the eager ones."""
+        target.reset()
+        before = target.forwards
+        fast = target.prefill(prompt, (1, 2))
+        assert target.forwards - before == -(-len(prompt) // READ)
+        assert target.length == len(prompt)
+        logits = target.forward([7]).logits
+        other = Target(target.model)
+        torch.testing.assert_close(fast, other.prefill(prompt, (1, 2)), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, other.forward([7]).logits, rtol=1e-4, atol=1e-4)
+
+    def test_a_long_prompt_is_followed_by_a_compiled_one(self, target, monkeypatch) -> None:
+        """Storage that a long text made grow is given back, and graphs go on all the same."""
+        target.reset()
+        target.prefill(PROMPT * 60)
+        target.reset()
+        assert target.layers[0].keys.shape[2] == target.layers[0].capacity == 64
+        monkeypatch.setattr(target.model, "forward", None)
+        target.prefill(PROMPT)
+        assert target.length == len(PROMPT)
+
     @pytest.mark.parametrize("parents", [[-1, -1], [-1, -1, 0], [-1, 0, 0], [-1, -1, -1]])
     def test_trees(self, target, monkeypatch, parents) -> None:
         """Whole blocks and shorter ones, which are filled up."""
@@ -152,12 +179,13 @@ def test_the_name_is_of_all_that_matters(tiny_llama) -> None:
     digests = [compiled._weights_digest(target.model) for target in (one, same, other)]
     assert digests[0] == digests[1] != digests[2]
     names = {
-        compiled._name(one, 1, (), digests[0]),
-        compiled._name(one, 2, (), digests[0]),
-        compiled._name(one, 1, (1,), digests[0]),
-        compiled._name(one, 1, (), digests[2]),
+        compiled._name(one, 1, 0, (), digests[0]),
+        compiled._name(one, 1, 1, (), digests[0]),
+        compiled._name(one, 2, 0, (), digests[0]),
+        compiled._name(one, 1, 0, (1,), digests[0]),
+        compiled._name(one, 1, 0, (), digests[2]),
     }
-    assert len(names) == 4
+    assert len(names) == 5
 
 
 @pytest.mark.parametrize("name", ["mistral, window", "gemma3, window"])
