@@ -235,18 +235,18 @@ class Eagle(Drafter):
     def _attend(self, q: Tensor, end: int, hidden: Tensor | None = None) -> Tensor:
         """What (m, heads, head_dim) queries make of the pairs before `end`.
 
-        `hidden` is (m, pairs) bool: which of the last pairs each query must not see.
+        `hidden` is (m, pairs) bool: which of them each query must not see.
         """
-        s, m = self.shape, len(q)
-        q = q.view(m, s.kv_heads, -1, s.head_dim).transpose(0, 1)
-        q = q.reshape(s.kv_heads, -1, s.head_dim)
+        s, m = self.shape, q.shape[0]
+        group = s.heads // s.kv_heads
+        q = q.view(m, s.kv_heads, group, s.head_dim).transpose(0, 1)
+        q = q.reshape(s.kv_heads, m * group, s.head_dim)
         keys, values = self._keys[:end], self._values[:end].transpose(0, 1)
         scores = q @ keys.permute(1, 2, 0) * s.head_dim**-0.5
         if hidden is not None:
-            last = scores.view(s.kv_heads, m, -1, end)[..., -hidden.shape[1] :]
-            last.masked_fill_(hidden[:, None], float("-inf"))
-        mixed = (scores.softmax(-1) @ values).view(s.kv_heads, m, -1)
-        return mixed.transpose(0, 1).reshape(m, -1)
+            scores.view(s.kv_heads, m, group, end).masked_fill_(hidden[:, None], float("-inf"))
+        mixed = (scores.softmax(-1) @ values).view(s.kv_heads, m, group * s.head_dim)
+        return mixed.transpose(0, 1).reshape(m, s.heads * s.head_dim)
 
     def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + self._o(mixed)

@@ -219,8 +219,7 @@ class EagleTree(Eagle):
             if depth == n or not expanded:
                 break
             out = out[[parents.index(nodes[i].parent) for i in expanded]]
-            out = self._grow(out, nodes, expanded, read)
-            logits = self._scores(out)
+            out, logits = self._grow(out, nodes, expanded, read)
             parents, read = expanded, read + expanded
         kept = self.tree.kept(nodes)
         place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
@@ -273,21 +272,42 @@ class EagleTree(Eagle):
 
     def _grow(
         self, out: Tensor, nodes: Sequence[Node], expanded: Sequence[int], read: Sequence[int]
-    ) -> Tensor:
-        """The head's outputs at the expanded nodes of one depth, `out` being their parents'.
+    ) -> tuple[Tensor, Tensor]:
+        """The head's outputs and logits at one depth's expanded nodes; `out` is their parents'.
 
         `read` are the nodes whose pairs stand behind the text's already; each node attends to
         the text, its ancestors and itself.
         """
         ids = torch.tensor([nodes[i].token for i in expanded], device=self._device)
-        x = self._enter("chain", out, ids)
-        position = self._length + len(nodes[expanded[0]].ranks) - 1
-        q = self._take_in(x, self._length + len(read), slice(position, position + 1))
+        place = self._length + len(nodes[expanded[0]].ranks) - 1
         columns = [*read, *expanded]
         lines = [_line(nodes, i) for i in expanded]
-        hidden = torch.tensor([[c not in line for c in columns] for line in lines])
-        mixed = self._attend(q, self._length + len(columns), hidden.to(self._device))
-        return self._feed(x, mixed)
+        apart = torch.tensor([[c not in line for c in columns] for line in lines])
+        hidden = torch.nn.functional.pad(apart, (self._length, 0)).to(self._device)
+        if self.compiled is not None and self.compiled.serves("level", len(ids), place):
+            return self.compiled.level(self, out, ids, place, hidden)
+        return self._eager_level(out, ids, place, hidden)
+
+    def _eager_level(
+        self, out: Tensor, ids: Tensor, place: int, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Take in m nodes of one depth; the output and the logits behind each.
+
+        Parameters
+        ----------
+        out : (m, hidden)
+            At their parents.
+        ids : (m,) int64
+        place : int
+            Where in the text they stand, all of them.
+        hidden : (m, pairs) bool
+            What each must not see; the last m pairs are their own.
+        """
+        x = self._enter("chain", out, ids)
+        end = hidden.shape[1]
+        q = self._take_in(x, end - ids.shape[0], slice(place, place + 1))
+        out = self._feed(x, self._attend(q, end, hidden))
+        return out, self._scores(out)
 
 
 def _append(nodes: list[Node], parent: int, children: Sequence[tuple[int, float]]) -> None:

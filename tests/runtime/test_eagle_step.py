@@ -36,15 +36,30 @@ needs_compiler = pytest.mark.skipif(
 HIDDEN = {"eight bits": 64, "floats": 32}  # the eight-bit kernel wants multiples of 64
 
 
-def new_head(target: Target, seed: int, **tree: Any) -> Eagle:
+def rest_of(target: Target, seed: int) -> tuple[Any, ...]:
     shape = EagleShape.of(target.model.config, LAYERS)
     draws = torch.Generator().manual_seed(seed)
     weights = {
         name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=draws) * 0.1
         for name, size in shape.sizes().items()
     }
-    rest = (shape, weights, VOCABULARY, target, f"eagle-{seed}")
+    return shape, weights, VOCABULARY, target, f"eagle-{seed}"
+
+
+def new_head(target: Target, seed: int, *, tree: bool = False) -> Eagle:
+    rest = rest_of(target, seed)
     return EagleTree(DynamicTree(), *rest) if tree else Eagle(*rest)
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return self.function(*arguments)
 
 
 def new_target(tiny_llama: Callable[..., Any], hidden: int) -> Target:
@@ -162,20 +177,35 @@ class TestCompiled:
                     head.propose(text, 3, Sampling())
 
     @pytest.mark.usefixtures("_in_cache")
-    def test_trees_read_through_them(self, heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        target = heads[0]
-        monkeypatch.setattr(graphs, "_compile", lambda *arguments: pytest.fail("compiled again"))
-        tree = new_head(target, 0, tree=True)
-        compile_steps([tree])
+    def test_trees_grow_through_them(self, heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only the graph of a level is compiled anew; long and short texts, full levels and not."""
+        made: list[object] = []
+        compile_ = graphs._compile
+        monkeypatch.setattr(graphs, "_compile", lambda *a: [made.append(a), compile_(*a)])
+        tree = new_head(heads[0], 0, tree=True)
+        compile_steps([tree, new_head(heads[0], 1, tree=True)])
         assert tree.compiled is not None
-        text, drafts = list(range(5)), []
-        features = torch.randn(4, 2 * tree.shape.hidden, generator=torch.Generator().manual_seed(0))
-        for one in (tree, eager_twin(tree)):
-            one.start(text)
-            one.commit(text, features)
-            drafts.append(one.propose(text, 3, Sampling()))
-        assert drafts[0].tokens == drafts[1].tokens
-        assert drafts[0].parents == drafts[1].parents
+        assert len(made) == 1
+        own = eager_twin(tree)
+        monkeypatch.setattr(own, "_eager_level", counted := Counted(own._eager_level))
+        monkeypatch.setattr(tree, "_eager_level", lambda *arguments: pytest.fail("eager"))
+        for length in (2, 5, 30):
+            text = [(5 * i + length) % VOCAB for i in range(length)]
+            draws = torch.Generator().manual_seed(length)
+            features = torch.randn(length - 1, 2 * tree.shape.hidden, generator=draws)
+            drafts = []
+            for one in (tree, own):
+                one.start(text)
+                one.commit(text, features)
+                drafts.append(one.propose(text, 4, Sampling()))
+            assert drafts[0].tokens == drafts[1].tokens
+            assert drafts[0].parents == drafts[1].parents
+        assert counted.calls == 9
+        narrow = EagleTree(DynamicTree(breadth=1), *rest_of(heads[0], 0))
+        compile_steps([narrow])
+        narrow.start([1, 2])
+        narrow.commit([1, 2], torch.zeros(1, 2 * narrow.shape.hidden))
+        assert len(narrow.propose([1, 2], 4, Sampling()).tokens) == 4
 
     @pytest.mark.usefixtures("_in_cache")
     def test_compiled_once_for_a_shape(self, heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
