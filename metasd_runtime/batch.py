@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from metasd_bandits import Decision, Round, checks
 from metasd_runtime.commit import commit
 from metasd_runtime.decoder import Query
-from metasd_runtime.draft import Drafter, drawn_block
-from metasd_runtime.drafters.capped import Capped
+from metasd_runtime.draft import Draft, Drafter, drawn_block
+from metasd_runtime.drafters.fallback import after, passes
 from metasd_runtime.drafters.rows import Ask, RowDrafter, draft_rows, rows_of
 from metasd_runtime.ragged import RaggedModel, Row
 from metasd_runtime.reward import Timing, score
@@ -47,13 +47,14 @@ class BatchRow:
     router: Router
     rounds: int = 0
 
-    def ask(self, arm: int) -> Ask:
-        """What the row wants of an arm's drafter."""
+    def asks(self, arm: int) -> list[tuple[Drafter, Ask]]:
+        """What the row wants of those whom an arm asks, in turn until one drafts."""
         tokens, drafter = self.query.tokens, self.router.drafters[arm]
         n = min(self.router.draft_length, self.query.stopping.room(len(tokens)) - 1)
-        if isinstance(drafter, Capped):
-            n = min(n, drafter.length)
-        return Ask(self.slot, tokens, n, self.query.sampling)
+        return [
+            (base, Ask(self.slot, tokens, most, self.query.sampling))
+            for base, most in drafter.asked(n)
+        ]
 
 
 class RowRound(NamedTuple):
@@ -62,6 +63,25 @@ class RowRound(NamedTuple):
     row: BatchRow
     round: Round
     emitted: list[int]
+
+
+class _Drafted(NamedTuple):
+    """What came of an ask, and the row's seconds for it."""
+
+    ask: Ask
+    draft: Draft | Exception
+    seconds: float
+
+    @property
+    def passes(self) -> bool:
+        return isinstance(self.draft, Draft) and passes(self.draft, self.ask.sampling)
+
+    def behind(self, other: _Drafted) -> _Drafted:
+        """This one, with what it cost that another had nothing to say before it."""
+        draft = self.draft
+        if isinstance(draft, Draft) and isinstance(other.draft, Draft):
+            draft = after(other.draft, draft)
+        return _Drafted(self.ask, draft, other.seconds + self.seconds)
 
 
 class Batch:
@@ -92,27 +112,20 @@ class Batch:
         self.mode = checks.choice("mode", mode, ("homogeneous", "heterogeneous"))
         self.model = RaggedModel(target.model, checks.integer("max_batch", size, 1))
         self.vocab_size = target.vocab_size
-        self.pool = [rows_of(base, self.model) for base in router.bases]
-        self._base = [router.bases.index(drafter.base) for drafter in router.drafters]
+        self._bases = router.bases
+        self.pool = [rows_of(base, self.model) for base in self._bases]
         shared = None
         if self.mode == "homogeneous" or router.carries:
             shared = router.share(seed)
         self._routers = [
-            router.for_row(self._row_drafters(router, slot), shared) for slot in range(size)
+            router.for_row([RowDrafter(rows, slot) for rows in self.pool], shared)
+            for slot in range(size)
         ]
-        self._lead = router.for_row([], shared)  # of what the rows share
+        self._lead = router.for_row(self._bases, shared)  # of what the rows share
         self._shared = shared is not None
         self._without = Decision(router.fallback, math.nan)  # not the policy's choice
         self.rows: list[BatchRow] = []
         self._plain = _PlainSteps(self.model)
-
-    def _row_drafters(self, router: Router, slot: int) -> list[Drafter]:
-        """The arms of one row; joint arms share the drafter whose state they use."""
-        bases = [RowDrafter(rows, slot) for rows in self.pool]
-        return [
-            Capped(bases[i], drafter.length) if isinstance(drafter, Capped) else bases[i]
-            for i, drafter in zip(self._base, router.drafters, strict=True)
-        ]
 
     @property
     def size(self) -> int:
@@ -237,20 +250,31 @@ class Batch:
         while waiting:
             decisions = dict(zip(waiting, self._select(waiting), strict=True))
             failed = []
-            for base, drafter in enumerate(self.pool):
-                group = [row for row in waiting if self._base[decisions[row].arm] == base]
-                asks = [row.ask(decisions[row].arm) for row in group]
-                drafts = draft_rows(drafter, asks, self.vocab_size)
-                for row, ask, (draft, seconds) in zip(group, asks, drafts, strict=True):
-                    if isinstance(draft, Exception):
-                        row.router.disable(decisions[row].arm, draft)
-                        draft = drawn_block(row.query.sampling, ask.n)
-                        if not draft.tokens:
-                            failed.append(row)
-                            continue
-                    selected[row.slot] = Selected(decisions[row], draft, seconds)
+            for row, (ask, draft, seconds) in self._draft(decisions).items():
+                if isinstance(draft, Exception):
+                    row.router.disable(decisions[row].arm, draft)
+                    draft = drawn_block(ask.sampling, ask.n)
+                    if not draft.tokens:
+                        failed.append(row)
+                        continue
+                selected[row.slot] = Selected(decisions[row], draft, seconds)
             waiting = failed
         return selected
+
+    def _draft(self, decisions: Mapping[BatchRow, Decision]) -> dict[BatchRow, _Drafted]:
+        """Each row's draft by its arm; rows that ask one drafter do so together."""
+        asks = {row: row.asks(decision.arm) for row, decision in decisions.items()}
+        drafted: dict[BatchRow, _Drafted] = {}
+        while asks:
+            for base, drafter in zip(self._bases, self.pool, strict=True):
+                group = {row: own.pop(0)[1] for row, own in asks.items() if own[0][0] is base}
+                drafts = draft_rows(drafter, list(group.values()), self.vocab_size)
+                for (row, ask), (draft, seconds) in zip(group.items(), drafts, strict=True):
+                    new = _Drafted(ask, draft, seconds)
+                    drafted[row] = new.behind(drafted[row]) if row in drafted else new
+                    if not (asks[row] and new.passes):
+                        del asks[row]
+        return drafted
 
     def _select(self, rows: Sequence[BatchRow]) -> list[Decision]:
         if self.mode == "heterogeneous":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,9 @@ def generate(
         str | None, typer.Option(help="the pool drafts trees: static, or dynamic; else chains")
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="most nodes of a dynamic tree (12)")] = None,
+    first: Annotated[
+        str | None, typer.Option(help="a drafter that is asked before each of the pool's")
+    ] = None,
     reward: Annotated[str, typer.Option(help="throughput, bd or be")] = "throughput",
     draft_length: Annotated[
         str, typer.Option(help="most tokens drafted in a round; 2,4,8 lets the bandit choose")
@@ -97,7 +101,7 @@ def generate(
         dtype=dtype,
         device=device,
         drafters=[
-            *_pool(pool, tree, nodes),
+            *_pool(pool, {"tree": tree, "nodes": nodes, "first": first}),
             *[name.strip() for name in drafters.split(",") if name.strip()],
         ],
         policy=policy,
@@ -157,9 +161,8 @@ def demo(
     run(out, max_new_tokens, dtype, device, compiled)
 
 
-def _pool(pool: str | None, tree: str | None, nodes: int | None) -> list[str]:
+def _pool(pool: str | None, options: Mapping[str, Any]) -> list[str]:
     """The trained pool as it is spelled among the drafters."""
-    options = {"tree": tree, "nodes": nodes}
     given = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
     if pool is None:
         if given:

@@ -116,10 +116,18 @@ class Drafter(ABC):
     name: str = "custom"
     needs_features: tuple[int, ...] = ()
 
+    def asked(self, n: int) -> list[tuple[Drafter, int]]:
+        """Whom the arm asks for a draft of at most n tokens, and each for how many at most.
+
+        One after another, until one drafts. Itself alone, unless the arm goes by the state of
+        others, which other arms may share.
+        """
+        return [(self, n)]
+
     @property
-    def base(self) -> Drafter:
-        """The drafter whose state this arm uses: itself, unless several arms share one."""
-        return self
+    def bases(self) -> list[Drafter]:
+        """The drafters whose state the arm uses; each is started, and told of commits, once."""
+        return [drafter for drafter, _ in self.asked(1)]
 
     def clone(self) -> Drafter:
         """Another of the same, with state of its own: one for each row of a batch.

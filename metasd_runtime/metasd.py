@@ -126,9 +126,9 @@ class MetaSD(FrontDoor):
         self._queries = 0
         if compiled:
             n = self.router.draft_length
-            blocks = {1 + drafter.most_tokens(n) for drafter in self.router.drafters}
+            blocks = sorted({1, 1 + n, *self.router.blocks})
             self.target.compiled = compile_forward(
-                self.target, sorted({1, 1 + n, *blocks}), self.router.needs_features, log
+                self.target, blocks, self.router.needs_features, log
             )
             compile_steps(self.router.bases, log)
 

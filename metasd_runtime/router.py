@@ -112,8 +112,14 @@ class Router:
 
     @property
     def bases(self) -> list[Drafter]:
-        """The drafters with a state of their own; joint arms share one."""
+        """The drafters with a state of their own; an arm uses one or more, and may share them."""
         return [base for base, _ in self._groups]
+
+    @property
+    def blocks(self) -> set[int]:
+        """Sizes of the largest blocks to verify, of each drafter that an arm asks."""
+        asked = [pair for arm in self.drafters for pair in arm.asked(self.draft_length)]
+        return {1 + base.most_tokens(n) for base, n in asked}
 
     @property
     def carries(self) -> bool:
@@ -146,18 +152,20 @@ class Router:
             policy.begin(self.n_competing, seed=seed)
         return policy
 
-    def for_row(self, drafters: Sequence[Drafter], shared: Policy | None = None) -> Router:
-        """The same arms over one row's own drafters.
+    def for_row(self, bases: Sequence[Drafter], shared: Policy | None = None) -> Router:
+        """The same arms over one row's own state.
 
         Parameters
         ----------
+        bases : sequence of Drafter
+            Started, and told of commits, in place of this router's `bases`.
         shared : Policy, optional
             A policy that all rows learn together, which no row begins. Without it the row has
             one of its own.
         """
         row = copy.copy(self)
-        row.drafters, row.disabled = list(drafters), {}
-        row._groups = _by_base(row.drafters)
+        row.disabled = {}
+        row._groups = [(base, arms) for base, (_, arms) in zip(bases, self._groups, strict=True)]
         row.policy = twin(self.policy) if shared is None else shared
         row._begins = shared is None
         return row
@@ -274,5 +282,6 @@ def _by_base(drafters: Sequence[Drafter]) -> list[tuple[Drafter, list[int]]]:
     """Each drafter with a state of its own, and the arms that draft with it."""
     groups: dict[int, tuple[Drafter, list[int]]] = {}
     for arm, drafter in enumerate(drafters):
-        groups.setdefault(id(drafter.base), (drafter.base, []))[1].append(arm)
+        for base in drafter.bases:
+            groups.setdefault(id(base), (base, []))[1].append(arm)
     return list(groups.values())

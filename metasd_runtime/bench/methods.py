@@ -361,7 +361,7 @@ def contenders(
 def _compile(target: Target, routers: Sequence[Router]) -> None:
     """One set of graphs for everybody: of all block sizes, with the hidden states pools read;
     and one for the EAGLE heads of a shape."""
-    blocks = {1, *(1 + d.most_tokens(r.draft_length) for r in routers for d in r.drafters)}
+    blocks = {1, *(block for router in routers for block in router.blocks)}
     features = {layer for router in routers for layer in router.needs_features}
     target.compiled = compile_forward(target, sorted(blocks), tuple(sorted(features)), log)
     compile_steps((base for router in routers for base in router.bases), log)

@@ -1,11 +1,12 @@
 """Drafters by name, as the command line and `MetaSD.from_pretrained` spell them.
 
-``prompt-lookup[:N]``, ``suffix``, ``lookahead``, ``early-exit[:L]``, ``none``, or a Hugging Face
-causal LM by id or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
+``prompt-lookup[:N[:M]]``, ``suffix``, ``lookahead``, ``early-exit[:L]``, ``none``, or a Hugging
+Face causal LM by id or path, ``lm:ID``; behind a question mark, how it pays for tokens it missed:
 ``lm:ID?cache=streaming&sinks=4&window=512``. One with another tokenizer drafts the tokens that
-both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``pool:NAME`` is all the heads of a
-trained pool; behind a question mark, the trees its EAGLE heads draft, ``pool:NAME?tree=static``,
-``pool:NAME?tree=dynamic&nodes=12``, or how its language models pay, as above.
+both spell alike, ``lm-tokens:ID``, or text, ``lm-text:ID``. ``A>B`` drafts with A, and with B where
+A has nothing to say. ``pool:NAME`` is all the heads of a trained pool; behind a question mark, the
+trees its EAGLE heads draft, ``pool:NAME?tree=static``, ``pool:NAME?tree=dynamic&nodes=12``, how its
+language models pay, as above, or who is asked before each of them, ``pool:NAME?first=A``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from metasd_bandits import checks
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.eagle_tree import TreeShape, make_tree
 from metasd_runtime.drafters.early_exit import EarlyExit
+from metasd_runtime.drafters.fallback import Fallback
 from metasd_runtime.drafters.foreign import SharedTokens, TextMatch
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.lookahead import Lookahead
@@ -33,17 +35,21 @@ __all__ = ["DRAFTERS", "make_drafter", "make_pool"]
 _Maker = Callable[[Target, str], Drafter]
 
 
-def _integer(kind: str, text: str) -> int:
+def _integer(kind: str, text: str, example: int = 8) -> int:
     try:
         return int(text)
     except ValueError:
         raise checks.ConfigError(
-            f"drafter {kind}:{text!r} needs a whole number behind the colon, as in {kind}:8"
+            f"drafter {kind}:{text!r} needs a whole number behind the colon, as in {kind}:{example}"
         ) from None
 
 
 def _prompt_lookup(target: Target, text: str) -> Drafter:
-    return PromptLookup(_integer("prompt-lookup", text) if text else 3)
+    longest, colon, least = text.partition(":")
+    return PromptLookup(
+        _integer("prompt-lookup", longest) if text else 3,
+        _integer(f"prompt-lookup:{longest}", least, 2) if colon else 1,
+    )
 
 
 def _early_exit(target: Target, text: str) -> Drafter:
@@ -111,8 +117,15 @@ DRAFTERS: dict[str, _Maker] = {
 }
 
 
-def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
+def make_drafter(
+    drafter: str | Drafter, target: Target, made: dict[str, Drafter] | None = None
+) -> Drafter:
     """A drafter from its name, or the object itself.
+
+    Parameters
+    ----------
+    made : dict of str to Drafter, optional
+        What was made before, by name: it is used again, and what is made now joins it.
 
     Raises
     ------
@@ -121,7 +134,27 @@ def make_drafter(drafter: str | Drafter, target: Target) -> Drafter:
     """
     if isinstance(drafter, Drafter):
         return drafter
-    kind, _, text = drafter.partition(":")
+    made = {} if made is None else made
+    if drafter not in made:
+        made[drafter] = _make(drafter, target, made)
+    return made[drafter]
+
+
+def _make(name: str, target: Target, made: dict[str, Drafter]) -> Drafter:
+    first, behind, otherwise = name.partition(">")
+    if behind:
+        if not (first and otherwise):
+            raise checks.ConfigError(
+                f"drafter {name!r} lacks one of two; write FIRST>OTHERWISE, as in "
+                "prompt-lookup>early-exit:8"
+            )
+        if otherwise.startswith("pool:"):
+            raise checks.ConfigError(
+                f"drafter {name!r}: {otherwise!r} is several; name who is asked before each of "
+                f"them among its options, pool:NAME?first={first}"
+            )
+        return Fallback(make_drafter(first, target, made), make_drafter(otherwise, target, made))
+    kind, _, text = name.partition(":")
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
 
 
@@ -130,16 +163,18 @@ class _PoolOptions(NamedTuple):
 
     tree: TreeShape | None
     cache: CacheStrategy
+    first: str | None
 
 
 def _pool_options(text: str) -> _PoolOptions:
     given = dict(parse_qsl(text, keep_blank_values=True))
-    known = ("tree", "nodes", "cache", "sinks", "window")
+    known = ("tree", "nodes", "cache", "sinks", "window", "first")
     for name in given:
         checks.choice("option of a pool", name, known)
+    first = given.pop("first", None)
     own = {name: value for name, value in given.items() if name in ("tree", "nodes")}
     rest = {name: value for name, value in given.items() if name not in own}
-    return _PoolOptions(_tree(own), _cache_strategy(rest))
+    return _PoolOptions(_tree(own), _cache_strategy(rest), first)
 
 
 def _tree(given: Mapping[str, str]) -> TreeShape | None:
@@ -161,7 +196,9 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
 
     NAME is a folder that ``metasd train`` wrote, or the name of a pool that comes with the
     package; ``?tree=static`` or ``?tree=dynamic&nodes=12`` behind it has EAGLE heads draft trees,
-    ``?cache=streaming&window=512`` says how language models pay for tokens they missed.
+    ``?cache=streaming&window=512`` says how language models pay for tokens they missed, and
+    ``?first=prompt-lookup`` whom each drafter of the pool falls back from. What is named several
+    times is made once: its arms share its state.
 
     Raises
     ------
@@ -172,11 +209,15 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
     """
     from metasd_runtime.pool import load_pool, ready_pool  # which builds on the heads here
 
-    made: list[Drafter] = []
+    pool: list[Drafter] = []
+    made: dict[str, Drafter] = {}
     for drafter in drafters:
         if isinstance(drafter, str) and drafter.startswith("pool:"):
-            name, _, options = drafter.removeprefix("pool:").partition("?")
-            made += load_pool(ready_pool(name) or name, target, *_pool_options(options))
+            name, _, text = drafter.removeprefix("pool:").partition("?")
+            tree, cache, first = _pool_options(text)
+            front = None if first is None else make_drafter(first, target, made)
+            heads = load_pool(ready_pool(name) or name, target, tree, cache)
+            pool += heads if front is None else [Fallback(front, head) for head in heads]
         else:
-            made.append(make_drafter(drafter, target))
-    return made
+            pool.append(make_drafter(drafter, target, made))
+    return pool

@@ -29,9 +29,8 @@ class Capped(Drafter):
         self.name = f"{drafter.name}@{length}"
         self.needs_features = drafter.needs_features
 
-    @property
-    def base(self) -> Drafter:
-        return self._drafter.base
+    def asked(self, n: int) -> list[tuple[Drafter, int]]:
+        return self._drafter.asked(min(n, self.length))
 
     def most_tokens(self, n: int) -> int:
         return self._drafter.most_tokens(min(n, self.length))

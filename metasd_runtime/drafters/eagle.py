@@ -78,6 +78,7 @@ class Eagle(Drafter):
         # Position by position, so that the part in use is one piece, whatever the capacity.
         empty = torch.empty(0, shape.kv_heads, shape.head_dim, device=self._device)
         self._keys = self._values = empty
+        self._behind = empty, empty
         self._storage(_FIRST_CAPACITY)
         self.compiled: CompiledStep | None = None
         self._length = 0
@@ -142,9 +143,9 @@ class Eagle(Drafter):
         if len(tokens) < 2:  # nothing has a token before it yet
             return Draft()
         begin = time.perf_counter()
-        owed = fresh - len(self._pending[-1])
+        owed = sum(len(block) for block in self._pending[:-1])
         out, logits = self._read(tokens, self._room(n))
-        catching_up = (time.perf_counter() - begin) * owed / fresh
+        catching_up = (time.perf_counter() - begin) * owed / max(1, fresh)
         draft = self._draft(out, logits, tokens, n, sampling)
         draft.owed, draft.switch_seconds = owed, catching_up
         return draft
@@ -170,13 +171,19 @@ class Eagle(Drafter):
         return Draft(drafted, torch.stack(rows))
 
     def _read(self, tokens: Sequence[int], room: int) -> tuple[Tensor, Tensor]:
-        """Take in the hidden states that have come; the head's output and logits behind them."""
-        states = torch.cat(self._pending)
-        before, self._length = self._length, self._length + len(states)
+        """Take in the hidden states that have come; the head's output and logits behind them.
+
+        None have where several arms of one head draft in a round.
+        """
+        before, fresh = self._length, self._pending
+        self._length += sum(len(block) for block in fresh)
         self._pending = []
         if self._length + room > len(self._keys):
             self._storage(2 * (self._length + room))
-        return self._step("fuse", states, tokens[before + 1 : self._length + 1], before)
+        if fresh:
+            ids = tokens[before + 1 : self._length + 1]
+            self._behind = self._step("fuse", torch.cat(fresh), ids, before)
+        return self._behind
 
     def _step(
         self, entry: str, states: Tensor, tokens: Sequence[int], begin: int

@@ -88,8 +88,7 @@ def compile_steps(
         Told what takes time.
     """
     made: dict[str, CompiledStep | None] = {}
-    for drafter in drafters:
-        eagle = drafter.base
+    for eagle in chain.from_iterable(drafter.bases for drafter in drafters):
         if not isinstance(eagle, Eagle) or eagle._device.type != "cpu":
             continue
         name = graph_name(*_about(eagle), _entries(eagle))

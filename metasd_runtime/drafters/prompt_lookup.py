@@ -17,13 +17,18 @@ class PromptLookup(Drafter):
     Parameters
     ----------
     ngram : int, default 3
-        Longest suffix to look for; shorter ones, down to 1, are tried in turn. O(1) a token:
-        an index maps each n-gram to where it last ended.
+        Longest suffix to look for; shorter ones are tried in turn. O(1) a token: an index maps
+        each n-gram to where it last ended.
+    least : int, default 1
+        Shortest suffix to look for, at most `ngram`: a match of few tokens is weak evidence, and
+        where another drafter stands behind (`metasd_runtime.drafters.fallback`) worse than none.
     """
 
-    def __init__(self, ngram: int = 3) -> None:
+    def __init__(self, ngram: int = 3, least: int = 1) -> None:
         self.ngram = checks.integer("ngram", ngram, 1)
-        self.name = "prompt-lookup" if ngram == 3 else f"prompt-lookup:{ngram}"
+        self.least = checks.integer("least", least, 1, self.ngram)
+        lengths = [self.ngram, self.least] if least > 1 else [self.ngram] if ngram != 3 else []
+        self.name = ":".join(["prompt-lookup", *map(str, lengths)])
         self._last: list[dict[tuple[int, ...], int]] = []
         self._indexed = 0
 
@@ -38,12 +43,12 @@ class PromptLookup(Drafter):
     def _index(self, tokens: Sequence[int]) -> None:
         """Note where each n-gram ends, but for those that end the text: they are the question."""
         for end in range(self._indexed + 1, len(tokens)):
-            for n in range(1, min(self.ngram, end) + 1):
+            for n in range(self.least, min(self.ngram, end) + 1):
                 self._last[n - 1][tuple(tokens[end - n : end])] = end
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
-        for length in range(min(self.ngram, len(tokens)), 0, -1):
+        for length in range(min(self.ngram, len(tokens)), self.least - 1, -1):
             end = self._last[length - 1].get(tuple(tokens[-length:]))
             if end is not None:
                 return Draft(list(tokens[end : end + n]))
