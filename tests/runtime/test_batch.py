@@ -41,6 +41,7 @@ def pool(tiny_llama, target):
             "prompt-lookup",
             "suffix",
             "early-exit:1",
+            "prompt-lookup:4:3>early-exit:2",
             LanguageModel(tiny_llama(5, vocab=VOCAB, layers=1), VOCAB, "weak"),
             LanguageModel(target, VOCAB, "strong"),
             LanguageModel(tiny_llama(6, vocab=VOCAB, layers=1), VOCAB, "window", "streaming"),

@@ -70,6 +70,7 @@ def test_frequencies_in_a_batch_are_the_targets(tiny_llama, mode):
         LanguageModel(tiny_llama(1, vocab=3, layers=1, sharpness=6), 3),
         "early-exit:1",
         "prompt-lookup",
+        "prompt-lookup:3:2>early-exit:1",
     ]
     metasd = MetaSD(target, drafters=drafters, reward="bd", policy="ucb", draft_length=3)
     prompts = [[0, 1, 2, 1], [2, 2]]

@@ -37,9 +37,10 @@ def test_greedy_output_is_plain_generates(architecture):
     model = build(*ATTENTION[architecture])
     reference = plain(model)
     lm = LanguageModel(small_lm(), output_width(model))
-    for arm in ("prompt-lookup", "suffix", "early-exit:1", lm):
+    behind = "prompt-lookup:4:3>early-exit:1"
+    for arm in ("prompt-lookup", "suffix", "early-exit:1", behind, lm):
         check(model, [arm], reference)
-    out = check(model, ["prompt-lookup", "suffix", "early-exit:2", lm, "none"], reference)
+    out = check(model, ["prompt-lookup", "suffix", "early-exit:2", behind, lm, "none"], reference)
     assert sum(arm.accepted for arm in out.statistics.arms) > 0
 
 

@@ -19,6 +19,7 @@ from tiny_models import ATTENTION, VOCAB, build, small_lm
 from metasd_bandits.checks import ConfigError
 from metasd_runtime.decoder import Query, decode
 from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.drafters.fallback import Fallback
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.router import Router
@@ -54,6 +55,16 @@ class Short(TableDrafter):
         return super().propose(tokens, min(n, 1), sampling)
 
 
+class Odd(CopyDrafter):
+    """Has nothing to say behind even tokens."""
+
+    def __init__(self):
+        super().__init__("odd", lambda text: text[0])
+
+    def propose(self, tokens, n, sampling):
+        return super().propose(tokens, n, sampling) if tokens[-1] % 2 else Draft()
+
+
 class Breaks(TableDrafter):
     """Raises behind one of the tokens it may draw: what it drew must stand."""
 
@@ -71,6 +82,10 @@ POOLS = {
         CopyDrafter("copy", lambda text: text[0]),
         TableDrafter("b", table(3, v)),
         CopyDrafter("count", lambda text: (text[-1] + 1) % v),
+    ],
+    "one behind another": lambda v: [
+        Fallback(Odd(), TableDrafter("b", table(3, v))),
+        TableDrafter("c", table(2, v)),
     ],
     "unequal lengths": lambda v: [Short("a", table(2, v)), TableDrafter("b", table(3, v))],
 }

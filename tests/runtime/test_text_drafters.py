@@ -14,26 +14,27 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 pieces = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=8)
 
 
-def latest_match(text: list[int], ngram: int) -> int | None:
-    """Where the longest n-gram at the end of the text, `ngram` at most, last ended before it."""
-    for n in range(min(ngram, len(text)), 0, -1):
+def latest_match(text: list[int], ngram: int, least: int) -> int | None:
+    """Where the longest n-gram at the end of the text, of those lengths, last ended before it."""
+    for n in range(min(ngram, len(text)), least - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if text[end - n : end] == text[-n:]:
                 return end
     return None
 
 
-@given(texts, pieces, st.integers(1, 4), st.integers(1, 6))
-@example([0, 0, 0, 0], [], 3, 5)
-@example([1], [[1]], 1, 1)
-def test_prompt_lookup_is_a_search_of_the_whole_text(prompt, rounds, ngram, n):
-    drafter = PromptLookup(ngram)
+@given(texts, pieces, st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
+@example([0, 0, 0, 0], [], 3, 1, 5)
+@example([1], [[1]], 1, 1, 1)
+def test_prompt_lookup_is_a_search_of_the_whole_text(prompt, rounds, ngram, least, n):
+    least = min(least, ngram)
+    drafter = PromptLookup(ngram, least)
     text = list(prompt)
     drafter.start(text)
     for piece in [[], *rounds]:
         text += piece
         drafter.commit(text)
-        end = latest_match(text, ngram)
+        end = latest_match(text, ngram, least)
         expected = [] if end is None else text[end : end + n]
         draft = drafter.propose(text, n, GREEDY)
         assert draft.tokens == expected
