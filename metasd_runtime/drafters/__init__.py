@@ -197,7 +197,7 @@ def make_pool(drafters: Sequence[str | Drafter], target: Target) -> list[Drafter
     NAME is a folder that ``metasd train`` wrote, or the name of a pool that comes with the
     package; ``?tree=static`` or ``?tree=dynamic&nodes=12`` behind it has EAGLE heads draft trees,
     ``?cache=streaming&window=512`` says how language models pay for tokens they missed, and
-    ``?first=prompt-lookup`` whom each drafter of the pool falls back from. What is named several
+    ``?first=prompt-lookup`` who is asked before each drafter of the pool. What is named several
     times is made once: its arms share its state.
 
     Raises

@@ -125,6 +125,7 @@ def test_sampling_follows_its_seed(run, model_folder):
         (["--policy", "ucbb"], "unknown policy 'ucbb'; did you mean 'ucb'?"),
         (["--policy", "ucb:beta=-1"], "beta=-1 is outside the allowed range"),
         (["--drafters", "prompt-lokup"], "did you mean 'prompt-lookup'?"),
+        (["--first", "suffix"], "first=suffix says how a trained pool drafts; add --pool NAME"),
         (["--drafters", "early-exit:9"], "give an integer in [1, 3]"),
         (["--drafters", "none,none"], "names must differ"),
         (["--reward", "through"], "did you mean 'throughput'?"),

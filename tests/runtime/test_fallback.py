@@ -331,6 +331,25 @@ def test_a_pool_behind_a_drafter(target, tmp_path: Path):
     )
 
 
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_ready_pool_behind_prompt_lookup(smollm):
+    """Lossless, and in fewer rounds than the heads alone where the text repeats itself."""
+    from metasd_runtime.training.prompts import encode
+
+    ids = torch.tensor([encode(smollm.tokenizer, "Write the numbers from one to ten, twice.")])
+    plain = smollm.model.generate(ids, max_new_tokens=64, do_sample=False)
+    heads, both = (
+        MetaSD(smollm.model, smollm.tokenizer, drafters=[f"pool:smollm2-135m{first}"]).generate(
+            ids, max_new_tokens=64, policy="fixed", return_dict_in_generate=True
+        )
+        for first in ("", "?first=prompt-lookup:3:2")
+    )
+    assert torch.equal(heads.sequences, plain)
+    assert torch.equal(both.sequences, plain)
+    assert both.statistics.rounds < heads.statistics.rounds
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
