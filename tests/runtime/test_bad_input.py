@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
 import threading
 import time
@@ -194,13 +196,26 @@ def interrupted(metasd, tmp_path, **options):
 
 
 def test_a_real_ctrl_c_keeps_the_trace(model, tmp_path):
+    """Pressed while the third draft is being made, which lasts until then."""
+    begun = threading.Event()
+
+    def press():
+        assert begun.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    calls = itertools.count()
+
     def slow(tokens, n):
-        time.sleep(0.03)
+        if next(calls) == 2:
+            begun.set()
+            while True:  # in small steps: the signal may reach another thread than this
+                time.sleep(0.01)
         return []
 
-    metasd = MetaSD(model, drafters=[Script("slow", slow), "early-exit:1"], reward="bd")
-    threading.Timer(0.15, lambda: signal.raise_signal(signal.SIGINT)).start()
+    metasd = MetaSD(model, drafters=[Script("slow", slow)], policy="fixed", reward="bd")
+    threading.Thread(target=press).start()
     output = interrupted(metasd, tmp_path)
+    assert len(output.trace) == 2
     answer = greedy_text(model, PROMPT, 40)
     assert output.sequences[0].tolist() == answer[: output.sequences.shape[1]]
     for line in (tmp_path / "t.jsonl").read_text().splitlines():
