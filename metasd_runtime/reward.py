@@ -63,6 +63,8 @@ def _divergence_along(draft: Draft, scores: Tensor, path: Sequence[int]) -> floa
 
 def _chance(draft: Draft, siblings: Sequence[int], p: Tensor) -> float:
     """That one of them is accepted, given those before the last and averaged over the last."""
+    if draft.probs is None:  # each has what is left of p(token): together, no more than their sum
+        return min(1.0, float(p[[*{draft.tokens[node] for node in siblings}]].sum()))
     missed = 1.0
     *others, last = siblings
     for node in others:
@@ -70,8 +72,6 @@ def _chance(draft: Draft, siblings: Sequence[int], p: Tensor) -> float:
         if missed <= 0.0:
             return 1.0
         p = residual(draft, node, p)
-    if draft.probs is None:
-        return 1.0 - missed * (1.0 - acceptance(draft, last, p))
     return 1.0 - missed * (1.0 - min(1.0, float(torch.minimum(p, draft.probs[last]).sum())))
 
 
