@@ -127,6 +127,7 @@ class Matrix:
         self._kernel = getattr(torch, "_weight_int8pack_mm", None)
         if device.type != "cpu" or weight.shape[1] % 64 or weight.shape[0] % 64:
             self._kernel = None
+        self._half = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
         self._dense = None if self._kernel is not None else self._floats()
 
     @property
@@ -147,10 +148,17 @@ class Matrix:
         return self.weight.float() * self.scale[:, None]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x @ weight.T for (m, in) float32; many rows are cheaper with floats unpacked once."""
+        """x @ weight.T for (m, in) float32; many rows are cheaper with the weights unpacked once.
+
+        To bfloat16, which holds eight bits exactly, where the processor computes with it: the same
+        rounding as the kernel's, a quarter of the time that floats take.
+        """
         if self._kernel is not None and x.shape[0] <= self.FEW:
             product: Tensor = self._kernel(x.bfloat16(), self.weight, self._scale16)
             return product.float()
+        if self._kernel is not None and self._half:
+            product = torch.nn.functional.linear(x.bfloat16(), self.weight.bfloat16())
+            return product.float() * self.scale
         weight = self._floats() if self._dense is None else self._dense
         return torch.nn.functional.linear(x, weight)
 
