@@ -18,8 +18,9 @@ from metasd_runtime.report import arm_table
 
 __all__ = ["run"]
 
-# The pool that comes with the default target: five specialists and one drafter for all tasks.
-_DRAFTERS = ("pool:smollm2-135m", "prompt-lookup", "none")
+# The pool that comes with the default target, five specialists and one drafter for all tasks, each
+# behind prompt lookup.
+_DRAFTERS = ("pool:smollm2-135m?first=prompt-lookup:3:2", "none")
 
 
 @dataclass(frozen=True)

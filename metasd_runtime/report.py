@@ -12,7 +12,7 @@ __all__ = ["arm_table", "summary_line"]
 def arm_table(statistics: Statistics, title: str | None = None) -> Table:
     """Per drafter: pulls, accepted of drafted tokens, mean BE and BD, tokens and ms per round."""
     table = Table(title=title, title_justify="left")
-    table.add_column("drafter", no_wrap=True)
+    table.add_column("drafter", overflow="fold")
     for column in ("pulls", "accepted", "BE", "BD", "tok/round", "ms"):
         table.add_column(column, justify="right", no_wrap=True)
     for arm in statistics.arms:
