@@ -14,6 +14,6 @@ _njit: Any = njit
 # A function compiled lean, and those it calls (they inherit the option), may read and write the
 # arrays it is given but make none: nothing is counted, so nothing could be freed. Counting the
 # references of a dozen views in every call costs ten times a policy's arithmetic.
-lean: Any = functools.partial(_njit, _nrt=False)
+lean: Any = functools.partial(_njit, _nrt=False, no_cfunc_wrapper=True)
 
 counted: Any = functools.partial(_njit, _nrt=True)

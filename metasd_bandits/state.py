@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits.kernel import kernel
-from metasd_bandits.lean import counted
+from metasd_bandits.parts import row, table
 from metasd_bandits.stream import uniform
 
 __all__ = [
@@ -104,21 +104,21 @@ def named_views(buffer):
     rows = arms + _SHARED_ROWS * k
     memory = rows + r * k
     return State(
-        buffer[_HEADER:clock],
-        buffer[clock:arms],
-        buffer[arms : arms + k],
-        buffer[arms + k : arms + 2 * k],
-        buffer[arms + 2 * k : arms + 3 * k],
-        buffer[arms + 3 * k : arms + 4 * k],
-        buffer[arms + 4 * k : arms + 5 * k],
-        buffer[arms + 5 * k : arms + 6 * k],
-        buffer[arms + 6 * k : rows],
-        buffer[rows:memory].reshape((r, k)),
-        buffer[memory:],
+        row(buffer, _HEADER, p),
+        row(buffer, clock, _CLOCK),
+        row(buffer, arms, k),
+        row(buffer, arms + k, k),
+        row(buffer, arms + 2 * k, k),
+        row(buffer, arms + 3 * k, k),
+        row(buffer, arms + 4 * k, k),
+        row(buffer, arms + 5 * k, k),
+        row(buffer, arms + 6 * k, k),
+        table(buffer, rows, r, k),
+        row(buffer, memory, buffer.size - memory),
     )
 
 
-view = counted(forceinline=True)(named_views)
+view = kernel(named_views)
 
 
 @kernel

@@ -31,25 +31,20 @@ def make_stream(seed: int | np.random.SeedSequence) -> NDArray[np.uint64]:
 
 
 @kernel
-def _rotl(x, k):
-    return (x << uint64(k)) | (x >> uint64(64 - k))
-
-
-@kernel
 def word(stream):
     """Next 64 random bits; advances `stream` in place.
 
     Source: Blackman and Vigna (2021), "Scrambled linear pseudorandom number generators",
     xoshiro256++ 1.0. O(1).
     """
-    result = _rotl(stream[0] + stream[3], 23) + stream[0]
-    t = stream[1] << uint64(17)
+    mixed, t = stream[0] + stream[3], stream[1] << uint64(17)
+    result = ((mixed << uint64(23)) | (mixed >> uint64(41))) + stream[0]
     stream[2] ^= stream[0]
     stream[3] ^= stream[1]
     stream[1] ^= stream[2]
     stream[0] ^= stream[3]
     stream[2] ^= t
-    stream[3] = _rotl(stream[3], 45)
+    stream[3] = (stream[3] << uint64(45)) | (stream[3] >> uint64(19))
     return result
 
 

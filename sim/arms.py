@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import rates_by_domain
 
@@ -38,7 +38,7 @@ class Means(NamedTuple):
     means: NDArray[np.float64]
 
 
-@njit
+@kernel
 def pay_bernoulli(model, arm, place, stream):
     mean = model.means[place.domain, arm]
     if place.weight > 0.0:
@@ -75,7 +75,7 @@ class Rewards(NamedTuple):
     rewards: NDArray[np.float64]
 
 
-@njit
+@kernel
 def pay_table(model, arm, place, stream):
     return model.rewards[place.t % model.rewards.shape[0], arm]
 

@@ -5,5 +5,6 @@ from metasd_bandits.rules import learn_mean as update
 from sim.acceptance.base import begin_nothing as begin
 from sim.acceptance.iid import draft
 from sim.arms import pay_bernoulli as pay
+from sim.schedules import stay as place
 
-__all__ = ["begin", "draft", "pay", "select", "update"]
+__all__ = ["begin", "draft", "pay", "place", "select", "update"]

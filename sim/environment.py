@@ -58,7 +58,7 @@ class Environment:
 def check_schedule(schedule: Schedule, model: object) -> None:
     """Refuse a schedule that `model` cannot follow."""
     n_domains, drifts = getattr(model, "n_domains", 1), getattr(model, "drifts", False)
-    schedule.timetable(n_domains)
+    schedule.table(n_domains)
     if schedule.drifts and not drifts:
         raise checks.ConfigError(
             f"schedule={type(schedule).__name__} needs rates that can be interpolated, and "

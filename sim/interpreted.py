@@ -21,12 +21,12 @@ def interpret(
         "" if line.endswith(MARKER) else line for line in inspect.getsource(template).splitlines()
     ]
     text = "\n".join(lines)
-    for decorator in ("from numba import njit", "from metasd_bandits.lean import lean"):
-        text = text.replace(decorator, "")
+    for name in ("kernel", "lean"):
+        text = text.replace(f"from metasd_bandits.{name} import {name}", "")
     module = ModuleType(f"{template.__name__}_interpreted")
     module.__dict__.update(
-        njit=_as_it_is,
-        lean=_as_it_is,
+        kernel=lambda function: function,
+        lean=lambda **options: lambda function: function,
         select=lambda s, stream: s.select(),
         update=lambda s, arm, reward, cost, propensity: s.update(arm, reward, cost=cost),
         **{name: getattr(kernel, "py_func", kernel) for name, kernel in kernels.items()},
@@ -36,8 +36,3 @@ def interpret(
         setattr(module, name, getattr(value, "py_func", value))
     module.__dict__["view"] = lambda buffer: policy
     return module
-
-
-def _as_it_is(**options: Any) -> Callable[..., Any]:
-    """The decorator of a template's functions where nothing is compiled."""
-    return lambda function: function

@@ -1,22 +1,21 @@
 """A plain bandit run to a horizon, as one compiled loop. A template, as `sim.decoding` is."""
 
 import numpy as np
-from numba import njit
 
+from metasd_bandits.kernel import kernel
 from metasd_bandits.lean import lean
 from metasd_bandits.state import put, view
 from sim.acceptance.base import Place
-from sim.defaults import pay, select, update  # bound by specialise
-from sim.schedules import place
+from sim.defaults import pay, place, select, update  # bound by specialise
 
 
-@lean(cache=True)
-def pull(s, T, model, timetable, streams, pulls, marks, at_marks):
+@kernel
+def pull(s, T, model, table, streams, pulls, marks, at_marks):
     """T rounds: pick an arm, get paid, learn. Returns the sum of rewards."""
     policy_stream, world_stream = streams
     here, total, mark = Place(0, 0, 0, 0.0), 0.0, 0
     for t in range(T):
-        here = place(timetable, t, t, here, world_stream)
+        here = place(table, t, t, here, world_stream)
         arm = select(s, policy_stream)
         reward = pay(model, arm, here, world_stream)
         update(s, arm, reward, 1.0, np.nan)
@@ -34,13 +33,13 @@ def pull(s, T, model, timetable, streams, pulls, marks, at_marks):
     return total
 
 
-@njit(cache=True, nogil=True)
-def run(first, last, fresh, streams, T, world, marks, totals, pulls, curves):
-    """Replications first..last-1; each has its own streams, state and rows of the results."""
-    model, timetable = world
-    for r in range(first, last):
-        s, pulled = view(fresh.copy()), pulls[r].copy()
-        both = streams[0][r].copy(), streams[1][r].copy()  # as in `sim.decoding.run`
-        totals[r] = pull(s, T, model, timetable, both, pulled, marks, curves[r])
-        for d in range(pulls.shape[1]):
-            put(pulls[r, d], pulled[d])
+@lean(cache=True, nogil=True)
+def run(count, fresh, buffer, world, rows):
+    """`count` runs, each with rows of its own; the state of each in turn is in `buffer`."""
+    model, table, T, marks = world
+    policy_streams, world_streams, totals, pulls, curves = rows
+    s = view(buffer)
+    for r in range(count):
+        put(buffer, fresh)
+        streams = policy_streams[r], world_streams[r]
+        totals[r] = pull(s, T, model, table, streams, pulls[r], marks, curves[r])

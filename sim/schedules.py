@@ -7,107 +7,118 @@ all are oblivious: what a policy does never changes what the text holds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import Place
 
 __all__ = ["Adversarial", "Drifting", "MarkovSwitching", "Piecewise", "Schedule", "Stationary"]
 
-_STATIONARY, _PIECEWISE, _DRIFTING, _MARKOV = range(4)
-
 
 class Timetable(NamedTuple):
-    """A schedule as compiled code reads it.
+    """Changes of domain as compiled code reads them.
 
-    `kind`; whether positions count tokens (else rounds); after how many positions all begins anew
-    (0: never); the positions `starts` (S,) where the `domains` (S,) begin; and `moves` (D, D), the
-    cumulative probabilities of a Markov chain's next domain, row D the ones of its first.
+    Whether positions count tokens (else rounds); after how many positions all begins anew (0:
+    never); and the positions `starts` (S,) where the `domains` (S,) begin.
     """
 
-    kind: int
     by_tokens: bool
     period: int
     starts: NDArray[np.int64]
     domains: NDArray[np.int64]
+
+
+class Chain(NamedTuple):
+    """A Markov chain as compiled code reads it.
+
+    `moves` (D + 1, D): cumulative probabilities of the next domain, row D those of the first.
+    """
+
     moves: NDArray[np.float64]
 
 
-@njit
-def span_of(starts, position):
-    """The last m with starts[m] <= position, by bisection."""
-    low, high = 0, starts.size
-    while high - low > 1:
-        middle = (low + high) // 2
-        if starts[middle] <= position:
-            low = middle
-        else:
-            high = middle
-    return low
+@kernel
+def stay(table, t, tokens, before, stream):
+    return Place(t, 0, 0, 0.0)
 
 
-@njit
-def place(table, t, tokens, before, stream):
-    """Where round t stands, `tokens` tokens into the text, the last round's place given."""
-    if table.kind == _STATIONARY:
-        return Place(t, 0, 0, 0.0)
-    if table.kind == _MARKOV:
-        row = before.domain if t > 0 else table.moves.shape[0] - 1
-        u, domain = uniform(stream), 0
-        while domain < table.moves.shape[1] - 1 and u >= table.moves[row, domain]:
-            domain += 1
-        return Place(t, domain, domain, 0.0)
+@kernel
+def position_of(table, t, tokens):
+    """Where the timetable stands: the position, and the last m with starts[m] <= position."""
     position = tokens if table.by_tokens else t
     if table.period > 0:
         position %= table.period
-    now = span_of(table.starts, position)
+    low, high = 0, table.starts.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        if table.starts[middle] <= position:
+            low = middle
+        else:
+            high = middle
+    return position, low
+
+
+@kernel
+def jump(table, t, tokens, before, stream):
+    _, now = position_of(table, t, tokens)
+    return Place(t, table.domains[now], table.domains[now], 0.0)
+
+
+@kernel
+def drift(table, t, tokens, before, stream):
+    position, now = position_of(table, t, tokens)
     domain = table.domains[now]
-    if table.kind == _PIECEWISE or now == table.starts.size - 1:
+    if now == table.starts.size - 1:
         return Place(t, domain, domain, 0.0)
     span = table.starts[now + 1] - table.starts[now]
     return Place(t, domain, table.domains[now + 1], (position - table.starts[now]) / span)
 
 
-class Schedule(ABC):
-    """Base of the schedules."""
+@kernel
+def wander(chain, t, tokens, before, stream):
+    row = before.domain if t > 0 else chain.moves.shape[0] - 1
+    u, domain = uniform(stream), 0
+    while domain < chain.moves.shape[1] - 1 and u >= chain.moves[row, domain]:
+        domain += 1
+    return Place(t, domain, domain, 0.0)
 
-    drifts = False
+
+class Schedule(ABC):
+    """Base of the schedules: a table, and a function over it that becomes part of the loop.
+
+    ``place(table, t, tokens, before, stream) -> Place``: where round t stands, `tokens` tokens
+    into the text, the last round's place given.
+    """
+
+    drifts: ClassVar[bool] = False
+    place: ClassVar[Callable[..., Any]]
 
     @abstractmethod
-    def timetable(self, n_domains: int) -> Timetable:
-        """The schedule for a model of `n_domains` domains, checked against it."""
-
-
-def _table(kind: int, starts: Any = (0,), domains: Any = (0,), **rest: Any) -> Timetable:
-    return Timetable(
-        kind,
-        rest.get("by_tokens", False),
-        rest.get("period", 0),
-        np.asarray(starts, dtype=np.int64),
-        np.asarray(domains, dtype=np.int64),
-        rest.get("moves", np.zeros((1, 1))),
-    )
+    def table(self, n_domains: int) -> Any:
+        """What `place` reads, for a model of `n_domains` domains, checked against it."""
 
 
 @dataclass(frozen=True)
 class Stationary(Schedule):
     """Domain 0 throughout."""
 
-    def timetable(self, n_domains: int) -> Timetable:
-        return _table(_STATIONARY)
+    place = staticmethod(stay)
+
+    def table(self, n_domains: int) -> tuple[()]:
+        return ()
 
 
-def _check_points(
+def _timetable(
     starts: Sequence[int], domains: Sequence[int], n_domains: int, unit: str, period: int
-) -> None:
+) -> Timetable:
     checks.choice("unit", unit, ("rounds", "tokens"))
     checks.integer("period", period, 0)
     if len(starts) != len(domains) or len(starts) == 0:
@@ -120,6 +131,8 @@ def _check_points(
         checks.integer("starts", start, 0)
     if starts[0] != 0 or any(b <= a for a, b in pairwise(starts)):
         raise checks.ConfigError(f"starts={list(starts)} must begin with 0 and increase")
+    positions, rows = np.asarray(starts, dtype=np.int64), np.asarray(domains, dtype=np.int64)
+    return Timetable(unit == "tokens", period, positions, rows)
 
 
 @dataclass(frozen=True)
@@ -141,13 +154,10 @@ class Piecewise(Schedule):
     domains: Sequence[int]
     unit: str = "rounds"
     period: int = 0
+    place = staticmethod(jump)
 
-    def timetable(self, n_domains: int) -> Timetable:
-        _check_points(self.starts, self.domains, n_domains, self.unit, self.period)
-        by_tokens = self.unit == "tokens"
-        return _table(
-            _PIECEWISE, self.starts, self.domains, by_tokens=by_tokens, period=self.period
-        )
+    def table(self, n_domains: int) -> Timetable:
+        return _timetable(self.starts, self.domains, n_domains, self.unit, self.period)
 
 
 @dataclass(frozen=True)
@@ -163,11 +173,10 @@ class Drifting(Schedule):
     unit: str = "rounds"
     period: int = 0
     drifts = True
+    place = staticmethod(drift)
 
-    def timetable(self, n_domains: int) -> Timetable:
-        _check_points(self.starts, self.domains, n_domains, self.unit, self.period)
-        by_tokens = self.unit == "tokens"
-        return _table(_DRIFTING, self.starts, self.domains, by_tokens=by_tokens, period=self.period)
+    def table(self, n_domains: int) -> Timetable:
+        return _timetable(self.starts, self.domains, n_domains, self.unit, self.period)
 
 
 @dataclass(frozen=True)
@@ -183,14 +192,15 @@ class MarkovSwitching(Schedule):
     """
 
     stay: float = 0.95
+    place = staticmethod(wander)
 
-    def timetable(self, n_domains: int) -> Timetable:
+    def table(self, n_domains: int) -> Chain:
         checks.number("stay", self.stay, 0.0, 1.0)
         moves = np.full((n_domains + 1, n_domains), 1.0 / n_domains)
         if n_domains > 1:
             moves[:-1] = (1.0 - self.stay) / (n_domains - 1)
             np.fill_diagonal(moves[:-1], self.stay)
-        return _table(_MARKOV, moves=moves.cumsum(1))
+        return Chain(moves.cumsum(1))
 
 
 @dataclass(frozen=True)
@@ -204,8 +214,8 @@ class Adversarial(Schedule):
     """
 
     order: Sequence[int]
+    place = staticmethod(jump)
 
-    def timetable(self, n_domains: int) -> Timetable:
-        starts = range(len(self.order))
-        _check_points(starts, self.order, n_domains, "rounds", len(self.order))
-        return _table(_PIECEWISE, list(starts), self.order, period=len(self.order))
+    def table(self, n_domains: int) -> Timetable:
+        starts = list(range(len(self.order)))
+        return _timetable(starts, self.order, n_domains, "rounds", len(self.order))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -50,13 +51,6 @@ _REWARDS = {
 
 class InterpretedWarning(UserWarning):
     """The simulator runs interpreted because something in it is plain Python."""
-
-
-class Marks(NamedTuple):
-    """Where curves are recorded: sorted positions, counted in tokens or in rounds."""
-
-    at: NDArray[np.int64]
-    by_tokens: bool
 
 
 @dataclass(frozen=True)
@@ -183,27 +177,24 @@ def simulate(
     by_tokens = checks.choice("mark_unit", mark_unit, ("rounds", "tokens")) == "tokens"
     _check_counts(replications, seed, first, threads)
     model, K, R = environment.acceptance, environment.n_arms, replications
-    player = Player(policy, K, {"begin": model.begin, "draft": model.draft}, decoding)
+    kernels = {"begin": model.begin, "draft": model.draft, "place": environment.schedule.place}
+    player = Player(policy, K, kernels, decoding)
     streams = replication_streams(seed, first, R)
     lengths = make_lengths(environment.lengths).quantile(streams.length)
-    memories = np.zeros((R, model.memory_size()))
+    cached, memories = np.zeros((R, K)), np.zeros((R, model.memory_size()))
     totals, pulls = np.zeros((R, 8)), np.zeros((R, model.n_domains, K))
     curves = np.full((R, at.size, 3 + K), np.nan)
-    drawn = ((streams.policy, streams.world), lengths, memories)
-    given = (_world(environment, kind), Marks(at, by_tokens))
-    found = (totals, pulls, curves)
-    player.play(
-        R, streams.seeds, threads, lambda run, a, b, fresh: run(a, b, fresh, *drawn, *given, *found)
-    )
+    rows = (streams.policy, streams.world, lengths, cached, memories, totals, pulls, curves)
+    player.play(streams.seeds, threads, (*_world(environment), kind, at, by_tokens), rows)
     return _runs(totals, pulls, memories, at, curves)
 
 
-def _world(environment: Environment, kind: int) -> tuple[Any, ...]:
-    """The environment as the engine reads it, `kind` being the reward."""
+def _world(environment: Environment) -> tuple[Any, ...]:
+    """The environment as the engine reads it."""
     model, N = environment.acceptance, environment.draft_length
-    timetable = environment.schedule.timetable(model.n_domains)
+    table = environment.schedule.table(model.n_domains)
     costs = environment.costs.table(environment.n_arms, N)
-    return model.parameters(), timetable, costs, N, kind
+    return model.parameters(), table, costs, N
 
 
 def _runs(
@@ -252,18 +243,13 @@ def simulate_bandit(
     schedule = schedule or Stationary()
     check_schedule(schedule, arms)
     K, R = arms.n_arms, replications
-    player = Player(policy, K, {"pay": arms.pay}, pulling)
+    player = Player(policy, K, {"pay": arms.pay, "place": schedule.place}, pulling)
     streams = replication_streams(seed, first, R)
     totals, pulls = np.zeros(R), np.zeros((R, arms.n_domains, K))
     curves = np.full((R, at.size, 1 + K), np.nan)
-    world = (arms.parameters(), schedule.timetable(arms.n_domains))
-    both = (streams.policy, streams.world)
-    player.play(
-        R,
-        streams.seeds,
-        threads,
-        lambda run, a, b, fresh: run(a, b, fresh, both, horizon, world, at, totals, pulls, curves),
-    )
+    world = (arms.parameters(), schedule.table(arms.n_domains), horizon, at)
+    rows = (streams.policy, streams.world, totals, pulls, curves)
+    player.play(streams.seeds, threads, world, rows)
     return BanditRuns(totals, pulls, at, curves[..., 0], curves[..., 1:])
 
 
@@ -373,33 +359,48 @@ class Player:
 
     def play(
         self,
-        replications: int,
         seeds: NDArray[np.uint64],
         threads: int,
-        run: Callable[[Callable[..., None], int, int, NDArray[np.float64]], None],
+        world: tuple[Any, ...],
+        rows: Sequence[NDArray[Any]],
     ) -> None:
-        """Run all replications, in chunks that threads share."""
+        """Run all replications, in chunks that threads share; each has a row in all of `rows`."""
         if not self.compiled:
-            for r in range(replications):
-                self.policy.reset(self.n_arms, int(seeds[r]))
-                run(self.engine.run, r, r + 1, self.fresh)
+            for r, seed in enumerate(seeds.tolist()):
+                self.policy.reset(self.n_arms, seed)
+                self._run(world, tuple(whole[r : r + 1] for whole in rows))
             return
-        try:
-            run(self.engine.run, 0, 0, self.fresh)  # compile once, before threads compete to
+        try:  # compile once, before threads compete to
+            self._run(world, tuple(whole[:0] for whole in rows))
         except TypingError:  # a function that allocates needs reference counting of its own
             own = {name: counted()(_plain(kernel)) for name, kernel in self.kernels.items()}
             self.engine = specialise(self.template, **own)
         if threads == 1:
-            run(self.engine.run, 0, replications, self.fresh)
+            self._run(world, tuple(rows))
             return
-        edges = np.linspace(0, replications, min(replications, 8 * threads) + 1).astype(int)
+
+        def share(first: int, last: int) -> None:
+            own = tuple(_apart(whole[first:last]) for whole in rows)
+            self._run(world, own)
+            for whole, part in zip(rows, own, strict=True):
+                whole[first:last] = part
+
+        edges = np.linspace(0, seeds.size, min(seeds.size, 8 * threads) + 1).astype(int).tolist()
         with ThreadPoolExecutor(threads) as pool:
-            chunks = [
-                pool.submit(run, self.engine.run, a, b, self.fresh)
-                for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-            ]
-            for chunk in chunks:
+            for chunk in [pool.submit(share, a, b) for a, b in pairwise(edges)]:
                 chunk.result()
+
+    def _run(self, world: tuple[Any, ...], rows: tuple[NDArray[Any], ...]) -> None:
+        self.engine.run(len(rows[0]), self.fresh, _apart(self.fresh), world, rows)
+
+
+def _apart(rows: NDArray[Any]) -> NDArray[Any]:
+    """A copy with a cache line of room on either side: threads that write to one take turns."""
+    room = 128 // rows.itemsize
+    place = np.empty(rows.size + 2 * room, rows.dtype)
+    own = place[room : room + rows.size].reshape(rows.shape)
+    own[...] = rows
+    return own
 
 
 def _plain(kernel: Any) -> Callable[..., Any]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 
 __all__ = ["AcceptanceModel", "Place", "begin_nothing", "rates_by_domain"]
 
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     weight: float
 
 
-@njit
+@kernel
 def begin_nothing(model, memory, stream):
     """Start of a query for a model that remembers nothing between rounds."""
 

@@ -25,12 +25,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy import special
 
 from metasd_bandits import checks
 from metasd_bandits.draws import normal
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
@@ -52,7 +52,7 @@ class Parameters(NamedTuple):
     shared: float
 
 
-@njit
+@kernel
 def begin(model, memory, stream):
     """Ease of the first round, drawn from its stationary law: common part, then each arm's own."""
     for i in range(memory.size):
@@ -60,7 +60,7 @@ def begin(model, memory, stream):
             memory[i] = normal(stream)
 
 
-@njit
+@kernel
 def draft(model, memory, arm, place, stream):
     rho, h, N = model.persistence, model.shared, model.N
     ease = memory[0]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
@@ -34,7 +34,7 @@ class Parameters(NamedTuple):
     N: int
 
 
-@njit
+@kernel
 def accepted_run(v, log_alpha, N):
     """Length of the accepted run for v uniform in (0, 1]: the largest k with v <= alpha^k."""
     if log_alpha == 0.0:
@@ -43,7 +43,7 @@ def accepted_run(v, log_alpha, N):
     return N if run >= N else int(run)
 
 
-@njit
+@kernel
 def draft(model, memory, arm, place, stream):
     alpha, log_alpha = model.alpha[place.domain, arm], model.log_alpha[place.domain, arm]
     if place.weight > 0.0:

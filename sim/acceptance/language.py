@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
@@ -35,7 +35,7 @@ class Parameters(NamedTuple):
     N: int
 
 
-@njit
+@kernel
 def token(p, q, u):
     """The token at u of the way through (p - q)^+, which need not sum to one; q = 0 gives p."""
     total = 0.0
@@ -51,14 +51,14 @@ def token(p, q, u):
     return last
 
 
-@njit
+@kernel
 def begin(model, memory, stream):
     """memory: the last token, then the counts of emitted transitions (V x V)."""
     memory[:] = 0.0
     memory[0] = int(uniform(stream) * model.p.shape[0])
 
 
-@njit
+@kernel
 def draft(model, memory, arm, place, stream):
     V, N = model.p.shape[0], model.N
     counts = memory[1:].reshape((V, V))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from metasd_bandits.trace import Trace
 from sim.acceptance.base import AcceptanceModel
@@ -31,7 +31,7 @@ class Parameters(NamedTuple):
     divergence: NDArray[np.float64]
 
 
-@njit
+@kernel
 def draft(model, memory, arm, place, stream):
     first = model.starts[arm]
     m = first + int(uniform(stream) * (model.starts[arm + 1] - first))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import njit
 
 from metasd_bandits import POLICIES, make_policy
+from metasd_bandits.parts import row, table
 from metasd_bandits.specialise import specialise
 from metasd_bandits.state import named_views
-from metasd_bandits.stream import make_stream
+from metasd_bandits.stream import make_stream, uniform
 
 sys.path.insert(0, str(Path(__file__).parent))
 import engine
@@ -138,3 +141,31 @@ def test_decisions_are_those_of_the_release_before(name):
 if __name__ == "__main__":
     text = json.dumps({name: golden_run(name) for name in NAMES}, indent=None)
     (HERE / "golden_policies.json").write_text(text.replace("}, ", "},\n") + "\n")
+
+
+@njit
+def first_of(stream):
+    return uniform(stream)
+
+
+@njit
+def parts_of(flat, start, size, rows, columns):
+    return row(flat, start, size), table(flat, start, rows, columns)
+
+
+def test_a_kernel_called_from_python_is_the_one_that_compiled_code_calls():
+    one, other = make_stream(5), make_stream(5)
+    assert [uniform(one) for _ in range(9)] == [first_of(other) for _ in range(9)]
+    assert one.tolist() == other.tolist()
+    assert pickle.loads(pickle.dumps(uniform))(one) == first_of(other)
+
+
+def test_parts_of_an_array_are_views_of_it_and_hold_it():
+    for flat in (np.arange(20.0), np.arange(20, dtype=np.uint64)):
+        for start, size, rows, columns in [(0, 20, 4, 5), (3, 6, 2, 3), (7, 0, 0, 4), (2, 5, 1, 5)]:
+            a, b = parts_of(flat.copy(), start, size, rows, columns)  # the copy lives on in them
+            np.testing.assert_array_equal(a, flat[start : start + size])
+            np.testing.assert_array_equal(b, table(flat, start, rows, columns))
+    a, b = parts_of(flat, 4, 6, 2, 3)
+    b[1, 2] = 99
+    assert flat[9] == a[5] == 99
