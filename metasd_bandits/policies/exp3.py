@@ -6,27 +6,60 @@ r"""MetaSD-EXP3: exponential weights on importance-weighted rewards, mixed with 
    w_{a_t} \leftarrow w_{a_t} \exp\!\Big(\frac{\gamma}{K} \frac{r_t}{p_t(a_t)}\Big)
 
 Source: MetaSD (arXiv 2604.05417), Algorithm 7; Auer, Cesa-Bianchi, Freund and Schapire (2002),
-Exp3. The row holds log-weights, so that no reward sequence overflows. A reward that comes back
-late is weighted by the propensity at its decision. A decision costs O(K), an update O(1).
+Exp3. One row holds log-weights, so that no reward sequence overflows; another the weights over a
+common scale, of which a pull changes one, so that a decision takes no exponential. A reward that
+comes back late is weighted by the propensity at its decision. A decision costs O(K), an update
+O(1) but for a change of scale once in many pulls.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.kernel import kernel
 from metasd_bandits.rules import importance, mix, sampling_rule, softmax
-from metasd_bandits.state import record
+from metasd_bandits.state import State, record
 
 __all__ = ["EXP3"]
 
 
+LOG, WEIGHT = 0, 1  # rows
+SCALE = 0  # memory: the log-weight whose weight is 1
+_LARGEST = 100.0  # over the scale, before it changes
+_LEAST = 1e-280  # a sum that is still exact to the last digit
+
+
 @kernel
 def weigh(s):
-    softmax(s, 1.0)
-    mix(s, s.theta[0])
+    total, count = 0.0, 0.0
+    for i in range(s.score.size):
+        if s.available[i] != 0.0:
+            total += s.rows[WEIGHT, i]
+            count += 1.0
+    if total < _LEAST:  # the heavy arms are masked
+        softmax(s, 1.0)
+        mix(s, s.theta[0])
+        return
+    share, least = (1.0 - s.theta[0]) / total, s.theta[0] / count
+    for i in range(s.score.size):
+        s.score[i] = share * s.rows[WEIGHT, i] + least if s.available[i] != 0.0 else 0.0
+
+
+@kernel
+def rescale(s):
+    """Weights relative to the largest. O(K)."""
+    scale = s.rows[LOG, 0]
+    for i in range(s.score.size):
+        scale = max(scale, s.rows[LOG, i])
+    s.memory[SCALE] = scale
+    for i in range(s.score.size):
+        s.rows[WEIGHT, i] = math.exp(s.rows[LOG, i] - scale)
 
 
 select, probabilities, propensity = sampling_rule(weigh)
@@ -34,7 +67,12 @@ select, probabilities, propensity = sampling_rule(weigh)
 
 @kernel
 def update(s, arm, reward, cost, propensity):
-    s.rows[0, arm] += s.theta[0] / s.score.size * reward / importance(s, arm, propensity)
+    s.rows[LOG, arm] += s.theta[0] / s.score.size * reward / importance(s, arm, propensity)
+    above = s.rows[LOG, arm] - s.memory[SCALE]
+    if above < _LARGEST:
+        s.rows[WEIGHT, arm] = math.exp(above)
+    else:
+        rescale(s)
     record(s, arm, reward)
 
 
@@ -62,9 +100,19 @@ class EXP3(CompiledPolicy):
     """
 
     name = "exp3"
-    rows = 1
-    optimistic = (0,)
+    rows = 2
+    optimistic = (LOG,)
     gamma: float = 0.4
 
     def __post_init__(self) -> None:
         checks.number("gamma", self.gamma, 0.0, 1.0, open_low=True)
+
+    def memory(self, n_arms: int) -> int:
+        return 1
+
+    def prepare(self, s: State) -> None:
+        s.memory[SCALE] = s.rows[LOG].max()
+        s.rows[WEIGHT] = np.exp(s.rows[LOG] - s.memory[SCALE])
+
+    def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
+        self.prepare(new)

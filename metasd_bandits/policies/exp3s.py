@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from metasd_bandits import checks
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.kernel import kernel
-from metasd_bandits.policies.exp3 import probabilities, propensity, select
-from metasd_bandits.rules import importance
+from metasd_bandits.rules import importance, mix, sampling_rule, softmax
 from metasd_bandits.state import record
 
-__all__ = ["EXP3S", "probabilities", "propensity", "select", "update"]
+__all__ = ["EXP3S"]
+
+
+@kernel
+def weigh(s):
+    softmax(s, 1.0)
+    mix(s, s.theta[0])
+
+
+select, probabilities, propensity = sampling_rule(weigh)
 
 
 @kernel

@@ -42,6 +42,28 @@ def test_exp3_after_ten_million_extreme_rewards():
         assert 0 <= policy.select() < 5
 
 
+def test_exp3_weighs_by_its_log_weights_whatever_their_scale():
+    rng, policy = np.random.default_rng(3), make_policy("exp3", gamma=0.2)
+    policy.reset(4, seed=0)
+    for t in range(3000):
+        arm = int(rng.integers(4)) if t < 1500 else 0  # in the end it leads by e^74
+        policy.update(arm, float(rng.random()), propensity=0.5)
+        if t % 500 == 0:
+            policy.forget(0.9)
+            policy.rearrange([1, 0, None, 2])
+        mask = rng.random(4) < 0.7
+        if not mask.any():
+            continue
+        w = np.where(mask, np.exp(policy._views.rows[0] - policy._views.rows[0][mask].max()), 0.0)
+        expected = np.where(mask, 0.8 * w / w.sum() + 0.2 / mask.sum(), 0.0)
+        assert policy.probabilities(mask) == pytest.approx(expected, abs=1e-14)
+    policy.update(0, 1.0, propensity=1e-5)
+    assert policy._views.rows[0, 0] > policy._views.rows[0, 1:].max() + 800  # e^-800 is 0
+    p = policy.probabilities([False, True, True, True])
+    w = np.exp(policy._views.rows[0, 1:] - policy._views.rows[0, 1:].max())
+    assert p[1:] == pytest.approx(0.8 * w / w.sum() + 0.2 / 3, abs=1e-14)
+
+
 @pytest.mark.parametrize("name", EXPONENTIAL)
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_exponential_weights_survive_improbable_arms(name, reward):

@@ -133,11 +133,13 @@ def test_exp3_has_the_exact_expected_regret(T, gamma, regret):
         later: dict[tuple[float, float], float] = {}
         for weights, chance in paths.items():
             policy._views.rows[0] = weights
+            policy.prepare(policy._views)
             p = policy.probabilities()
             lost += chance * p[1] * (ARMS[0, 0] - ARMS[0, 1])
             for arm in range(2):
                 for reward in (0.0, 1.0):
                     policy._views.rows[0] = weights
+                    policy.prepare(policy._views)
                     policy.update(arm, reward, propensity=p[arm])
                     key = tuple(policy._views.rows[0].tolist())
                     q = ARMS[0, arm] if reward else 1.0 - ARMS[0, arm]
