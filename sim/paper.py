@@ -2,9 +2,12 @@
 
 Tables of MetaSD (arXiv 2604.05417) stand in ``sim/tables``; each file names its table. A drafter's
 speedup s over plain decoding is g / c: tokens per round over what a round costs, in plain steps.
-c = 1.15 is what table 19 measures (block efficiency over speedup, 1.13 to 1.17 in every column);
-g then gives the acceptance rate, by inverting the model's tokens per round. Where s c < 1, which
-no drafter can do at that cost, the round is taken to be dearer instead.
+c = 1.15 is what table 19 measures (block efficiency over speedup, 1.13 to 1.17 in every column).
+But no drafter of table 2, however foreign the text, has fewer than 1.257 tokens per round (the
+first draft is accepted in 25.7 % of them), and drafters of one table share architecture and
+machine: where a table's slowest drafter would have fewer, all its rounds are dearer (`round_cost`).
+g then gives the acceptance rate, by inverting the model's tokens per round. Texts end by chance
+(`sim.lengths.EndOfText`), and speedups are means over prompts, as the paper says.
 """
 
 from __future__ import annotations
@@ -23,13 +26,22 @@ from metasd_bandits import checks
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment
+from sim.lengths import Lengths
 
-__all__ = ["DRAFT_LENGTH", "TABLES", "Fitted", "environment_of", "load_fitted", "load_table"]
+__all__ = [
+    "DRAFT_LENGTH",
+    "TABLES",
+    "Fitted",
+    "environment_of",
+    "load_fitted",
+    "load_table",
+    "round_cost",
+]
 
 DRAFT_LENGTH = 5  # fits table 2's block efficiencies best
 TABLES = (2, 3, 4, 5, 7, 12, 14, 15, 16, 19)
 _FOLDER = Path(__file__).parent / "tables"
-_LEAST_TOKENS = 1.02  # per round, for a drafter that helps less than its cost
+_LEAST_TOKENS = 1.257  # per round: one, and the least P(N_acc > 0) of table 2
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,11 @@ class Fitted:
     spread, cluster : float
         Of `sim.acceptance.Clustered`; from table 2's fifteen moments.
     round_cost : float
-        Plain steps of a round; from table 19.
+        Plain steps of a round, at least; from table 19.
     switch, beta, gamma, budget, tokens
         Cost of a switch in plain steps, MetaSD-UCB's beta, MetaSD-EXP3's gamma, MetaSD-SH's
-        budget, and one output length for each task; from table 3, its bandit columns included.
+        budget, and one mean output length for each task; from table 3, its bandit columns
+        included.
     """
 
     spread: float = 0.6
@@ -84,23 +97,38 @@ def save_fitted(fitted: Fitted, path: Path) -> None:
     path.write_text(json.dumps(asdict(fitted), indent=1) + "\n")
 
 
+def round_cost(number: int, row: str, fitted: Fitted) -> float:
+    """Plain steps of a round in the setting of a table's row.
+
+    Rows that share what follows their task's name ("EAGLE" in "Code EAGLE") share a setting.
+    """
+    setting = row.partition(" ")[2]
+    rows = load_table(number)["rows"]
+    slowest = min(min(rows[r]["drafters"]) for r in rows if r.partition(" ")[2] == setting)
+    return max(fitted.round_cost, _LEAST_TOKENS / slowest)
+
+
 def environment_of(
-    speedups: Sequence[float], tokens: int, fitted: Fitted, switch: float | None = None
+    speedups: Sequence[float],
+    lengths: int | Lengths,
+    fitted: Fitted,
+    cost: float | None = None,
+    switch: float | None = None,
 ) -> Environment:
-    """Drafters of the given single-drafter speedups, on outputs of `tokens` tokens."""
-    alphas, block = infer(np.asarray(speedups, dtype=float), fitted)
+    """Drafters of the given single-drafter speedups; `cost` is their `round_cost`."""
+    alphas, block = infer(np.asarray(speedups, dtype=float), fitted, cost)
     acceptance = Clustered(alphas, DRAFT_LENGTH, spread=fitted.spread, cluster=fitted.cluster)
     costs = Costs(
         draft=(block - 1.0) / DRAFT_LENGTH, switch=fitted.switch if switch is None else switch
     )
-    return Environment(acceptance, tokens, costs=costs)
+    return Environment(acceptance, lengths, costs=costs)
 
 
 def infer(
-    speedups: NDArray[np.float64], fitted: Fitted
+    speedups: NDArray[np.float64], fitted: Fitted, cost: float | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Acceptance rate and round cost of each drafter, from its speedup alone."""
-    tokens = np.maximum(speedups * fitted.round_cost, _LEAST_TOKENS)
+    tokens = np.maximum(speedups * (cost or fitted.round_cost), _LEAST_TOKENS)
     grid, g = _tokens_by_alpha(fitted.spread, fitted.cluster)
     return np.interp(tokens, g, grid), tokens / speedups
 

@@ -46,7 +46,8 @@ class UCB(CompiledPolicy):
         the logarithmic bound holds with rewards in [0, 1]. Block divergence averages N
         positions, which justifies 1/sqrt(N) where they are independent. But a query has some
         fifty rounds, and either spends them exploring: over the paper's tasks and outputs of 64
-        to 1,024 tokens, 0.1 loses least time to the best drafter (``metasd-sim ablate beta``).
+        to 1,024 tokens, 0.05 and 0.1 lose least time to the best drafter, and 0.1 least on the
+        longest (``metasd-sim ablate beta``).
 
     Examples
     --------

@@ -19,7 +19,7 @@ from metasd_bandits.plotting import COLOURS, line_styles, new_figure
 from sim.acceptance import Clustered
 from sim.environment import Environment
 from sim.jobs import Jobs, Task
-from sim.paper import Fitted, environment_of, load_fitted, load_table
+from sim.paper import Fitted, environment_of, load_fitted, load_table, round_cost
 from sim.report import Interval, Report, line_with_interval, mean_interval
 from sim.simulate import sample_rounds
 
@@ -55,7 +55,9 @@ def ablate(
 
 
 def _math() -> Environment:
-    return environment_of(load_table(3)["rows"]["Math"]["drafters"], TOKENS, load_fitted())
+    fitted = load_fitted()
+    drafters = load_table(3)["rows"]["Math"]["drafters"]
+    return environment_of(drafters, TOKENS, fitted, round_cost(3, "Math", fitted))
 
 
 def _with(environment: Environment, **acceptance: Any) -> Environment:
@@ -256,7 +258,9 @@ def _tune(
         settings = [(task, B) for task in rows3 for B in (64, 128, 256, 1024)]
         tasks = []
         for task, B in settings:
-            environment = environment_of(rows3[task]["drafters"], B, fitted)
+            environment = environment_of(
+                rows3[task]["drafters"], B, fitted, round_cost(3, task, fitted)
+            )
             arm = int(np.argmax(rows3[task]["drafters"]))
             options = {"reward": reward, "seed": seed}
             for policy in (f"fixed:arm={arm}", *map(write, values)):

@@ -16,12 +16,13 @@ from scipy import optimize
 
 from sim.acceptance import Clustered
 from sim.jobs import Jobs
-from sim.paper import DRAFT_LENGTH, Fitted, environment_of, load_table
+from sim.lengths import EndOfText
+from sim.paper import DRAFT_LENGTH, Fitted, environment_of, load_table, round_cost
 from sim.simulate import simulate
 
 __all__ = ["correlation_errors", "fit", "fit_correlation"]
 
-SWITCHES = (0.02, 0.04, 0.06, 0.08, 0.1)
+SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.17, 0.2)
 BETAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 GAMMAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 BUDGETS = (15, 18, 30, 45, 60, 90, 120, 180)
@@ -35,7 +36,7 @@ def fit(replications: int = 400, seed: int = 1, jobs: Jobs | None = None) -> Fit
     rows = load_table(3)["rows"]
     keys = list(itertools.product(rows, SWITCHES, TOKENS))
     found = (jobs or Jobs()).map(
-        _errors, [(rows[t], s, B, start, replications, seed) for t, s, B in keys], "fitting"
+        _errors, [(t, s, B, start, replications, seed) for t, s, B in keys], "fitting"
     )
     errors = dict(zip(keys, found, strict=True))
     best = (math.inf, start)
@@ -54,10 +55,11 @@ def fit(replications: int = 400, seed: int = 1, jobs: Jobs | None = None) -> Fit
 
 
 def _errors(
-    row: dict[str, Any], switch: float, B: int, start: Fitted, replications: int, seed: int
+    task: str, switch: float, B: int, start: Fitted, replications: int, seed: int
 ) -> dict[tuple[str, float], float]:
     """Log ratio of simulated to published speedup for every candidate policy."""
-    environment = environment_of(row["drafters"], B, start, switch)
+    row, cost = load_table(3)["rows"][task], round_cost(3, task, start)
+    environment = environment_of(row["drafters"], EndOfText(B), start, cost, switch)
     candidates = {("rand", 0.0): "uniform"}
     candidates |= {("ucb", b): f"ucb:beta={b}" for b in BETAS}
     candidates |= {("exp3", g): f"exp3:gamma={g}" for g in GAMMAS}
@@ -65,8 +67,8 @@ def _errors(
     out = {}
     for key, policy in candidates.items():
         runs = simulate(environment, policy, reward="bd", replications=replications, seed=seed)
-        tokens = runs.whole_tokens(DRAFT_LENGTH).sum()
-        out[key] = math.log(tokens / runs.steps.sum() / row[key[0]])
+        speedup = (runs.whole_tokens(DRAFT_LENGTH) / runs.steps).mean()
+        out[key] = math.log(speedup / row[key[0]])
     return out
 
 

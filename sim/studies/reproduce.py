@@ -15,6 +15,7 @@ from metasd_bandits import checks
 from metasd_bandits.plotting import COLOURS, new_figure
 from sim.acceptance import Clustered
 from sim.jobs import Jobs, Task
+from sim.lengths import EndOfText
 from sim.paper import (
     DRAFT_LENGTH,
     TABLES,
@@ -23,6 +24,7 @@ from sim.paper import (
     infer,
     load_fitted,
     load_table,
+    round_cost,
 )
 from sim.report import Interval, Report, mean_interval
 from sim.simulate import Runs
@@ -125,7 +127,8 @@ def predict_table(
     policies = fitted.policies()
     cells, tasks = [], []
     for name, row in table["rows"].items():
-        B = fitted.tokens[table.get("task", name.split()[0])]
+        lengths = EndOfText(fitted.tokens[table.get("task", name.split()[0])])
+        cost = round_cost(number, name, fitted)
         texts = [row["drafters"]]
         if table["kind"] == "mixture":
             texts = _languages(np.array(row["drafters"]))
@@ -134,7 +137,7 @@ def predict_table(
             options = {"reward": reward, "seed": seed}
             cells.append((name, column, row[column], len(texts)))
             tasks += [
-                Task(environment_of(text, B, fitted), policy, replications, options)
+                Task(environment_of(text, lengths, fitted, cost), policy, replications, options)
                 for text in texts
             ]
     runs, out = iter(jobs.run(tasks)), []
@@ -149,25 +152,22 @@ def predict_table(
 def _languages(speedups: NDArray[np.float64]) -> list[list[float]]:
     """Table 5's drafters on each language, scaled to table 19's columns: one text per language.
 
-    A drafter's speedup over equal shares of the languages is a harmonic mean, because times add.
+    A drafter's speedup over equal shares of the languages is their mean, as over any prompts.
     """
     matrix = np.array([row["drafters"] for row in load_table(5)["rows"].values()])
-    scale = speedups * (1.0 / matrix).mean(0)
+    scale = speedups / matrix.mean(0)
     return [list(row) for row in matrix * scale]
 
 
 def _speedup(parts: Sequence[Runs]) -> Interval:
-    """Tokens over steps of all queries together; the interval is that of a ratio of means.
+    """Mean speedup of all queries together, as the paper averages over prompts.
 
     Blocks count whole, because the published single-drafter speedups, from which acceptance was
     inferred, already hold what a last block overshoots.
     """
-    tokens = np.concatenate([runs.whole_tokens(DRAFT_LENGTH) for runs in parts])
-    steps = np.concatenate([runs.steps for runs in parts])
-    ratio = float(tokens.sum() / steps.sum())
-    spread = mean_interval((tokens - ratio * steps) / steps.mean())
-    half = (spread.high - spread.low) / 2
-    return Interval(ratio, ratio - half, ratio + half)
+    return mean_interval(
+        np.concatenate([runs.whole_tokens(DRAFT_LENGTH) / runs.steps for runs in parts])
+    )
 
 
 def score(cells: Sequence[Prediction]) -> dict[str, Any]:
@@ -245,7 +245,8 @@ def _draft_all_rows(number: int, fitted: Fitted) -> list[dict[str, Any]]:
     low, high = table["draft_all"]
     out = []
     for name, row in table["rows"].items():
-        alphas, block = infer(np.array(row["drafters"]), fitted)
+        cost = round_cost(number, name, fitted)
+        alphas, block = infer(np.array(row["drafters"]), fitted, cost)
         model = Clustered(alphas, DRAFT_LENGTH, spread=fitted.spread, cluster=fitted.cluster)
         apart = float(model.tokens_of_all()[0] / block.sum())
         together = float(model.run_law()[0].max(0).sum() / block.sum())

@@ -18,7 +18,7 @@ from sim import IID, Clustered, Costs, Environment, calibration, sample_rounds
 from sim.calibration import calibrate, load_environment, run_law, save_environment
 from sim.cli import app
 from sim.jobs import Jobs, Task
-from sim.paper import TABLES, environment_of, load_fitted, load_table
+from sim.paper import TABLES, environment_of, load_fitted, load_table, round_cost
 from sim.report import Interval, Report, mean_interval
 from sim.simulate import simulate
 from sim.studies.fit import correlation_errors, fit_correlation
@@ -176,6 +176,16 @@ def test_a_single_drafter_comes_back_with_its_own_speedup() -> None:
         assert ratio == pytest.approx(published, rel=0.02)
 
 
+def test_rounds_of_a_setting_are_as_dear_as_its_slowest_drafter_tells() -> None:
+    fitted = load_fitted()
+    assert round_cost(4, "Sum", fitted) == fitted.round_cost  # no head is slower than 1.303
+    least = load_table(2)["rows"]["Fr"]["zero"]
+    for row in ("Code", "Trans"):  # one machine, whatever the task
+        assert round_cost(3, row, fitted) == pytest.approx((2.0 - least) / 0.95)
+    assert round_cost(7, "Code SpS", fitted) == round_cost(3, "Code", fitted)
+    assert round_cost(7, "Code EAGLE", fitted) == round_cost(4, "Code", fitted)
+
+
 @pytest.mark.slow
 def test_correlation_is_fitted_to_table_2() -> None:
     fitted = load_fitted()
@@ -190,15 +200,16 @@ def test_correlation_is_fitted_to_table_2() -> None:
 def test_the_papers_bandit_columns_are_predicted_within_eight_percent() -> None:
     report = reproduce([t for t in TABLES if t != 2], replications=200)
     found = report.data["score"]
-    assert found["all bandit columns, tables not fitted: mean |error| % (goal 8)"] < 8.0
+    assert found["UCB, tables not fitted: mean |error| % (goal 4)"] < 6.5
+    assert found["all bandit columns, tables not fitted: mean |error| % (goal 8)"] < 6.5
     assert found["rows with the right order of policies % (goal 90)"] >= 80.0
 
 
 def test_draft_all_is_as_slow_as_the_paper_says() -> None:
-    """Published: 0.35 to 0.54; to 1 % for the better bound, which takes drafters as independent."""
+    """Published: 0.35 to 0.54; to 3 % for the better bound, which takes drafters as independent."""
     rows = [row for row in reproduce([5], replications=1).rows if row["column"] == "draft-all"]
     assert len(rows) == 5
-    assert all(abs(row["error %"]) < 1.0 for row in rows)
+    assert all(abs(row["error %"]) < 3.0 for row in rows)
 
 
 def test_scores_are_computed_as_stated() -> None:
