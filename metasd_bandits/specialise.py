@@ -26,6 +26,12 @@ from metasd_bandits.cache import cache_dir
 __all__ = ["MARKER", "specialise"]
 
 MARKER = "# bound by specialise"
+# How functions are compiled, and what Numba makes of some of them: an old module beside new ones
+# corrupts memory.
+_TOOLS = tuple(
+    importlib.import_module(f"metasd_bandits.{name}")
+    for name in ("borrow", "interpreted", "kernel", "lean", "parts")
+)
 
 
 def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleType:
@@ -99,6 +105,7 @@ def _texts(template: ModuleType, kernels: dict[str, Callable[..., Any]]) -> list
     for name, value in vars(template).items():
         if name not in kernels and hasattr(value, "py_func"):
             _follow(value, seen, files)
+    files.update(inspect.getfile(tool) for tool in _TOOLS)
     return [Path(file).read_text() for file in sorted(files) if Path(file).is_file()]
 
 

@@ -90,6 +90,20 @@ def test_the_plain_python_functions_decide_alike(name):
     assert (arms, chances) == live_run(name, rounds)
 
 
+@pytest.mark.parametrize("tool", ["borrow", "kernel", "lean", "parts"])
+def test_what_is_cached_is_keyed_by_how_it_was_compiled(tool, monkeypatch, tmp_path):
+    """A module from before a change of it, linked with new ones, would corrupt memory."""
+    monkeypatch.setenv("METASD_CACHE", str(tmp_path))
+    kernels = make_policy("ucb").kernels()
+    before = specialise(engine, **kernels).__name__
+    file = sys.modules[f"metasd_bandits.{tool}"].__file__
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *a: read(path, *a) + "#" * (str(path) == file)
+    )
+    assert specialise(engine, **kernels).__name__ != before
+
+
 def test_runs_without_a_compiler_decide_alike():
     """A process in which Numba compiles nothing: every function is plain Python."""
     rounds = 30
