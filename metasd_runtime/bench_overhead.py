@@ -68,6 +68,7 @@ def main(
     console.print(f"{machine()}\n{loaded.dtype}, {'compiled' if compiled else 'eager'}, UCB, N = 5")
     costs = defaultdict[tuple[int, int], list[_Cost]](list)
     cells = list(itertools.product(range(repeats), texts, counts))
+    _cost(pool, texts[min(texts)], counts[0], _WARM_UP)  # what a process pays once
     for _, n, k in track(cells, "decoding", console=console):
         costs[n, k].append(_cost(pool, texts[n], k, max_new_tokens))
     table = Table(title="Outside forwards: milliseconds a round (percent of decoding)")
