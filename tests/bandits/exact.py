@@ -7,6 +7,7 @@ T pulls has about T^4 / 24 of them. A template for `metasd_bandits.specialise`.
 import numpy as np
 from numba import njit
 
+from metasd_bandits.borrow import borrow
 from metasd_bandits.policies.ucb import probabilities, update  # bound by specialise
 from metasd_bandits.state import book, view
 
@@ -46,7 +47,7 @@ def expected_pulls(fresh, horizons, success):
                     if buffers[k, 0] == 0.0:
                         continue  # no history leads here
                     scratch[:] = buffers[k]
-                    s = view(scratch)
+                    s = view(borrow(scratch))
                     probabilities(s)
                     chance = s.score.copy()
                     for arm in range(2):
@@ -56,7 +57,7 @@ def expected_pulls(fresh, horizons, success):
                             add(spent, lost, m, arm * chance[arm] * weights[k, m])
                         for r in range(2):
                             scratch[:] = buffers[k]
-                            s = view(scratch)
+                            s = view(borrow(scratch))
                             book(s, arm)
                             update(s, arm, float(r), 1.0, np.nan)
                             s.score[:] = 0.0
