@@ -11,6 +11,7 @@ random numbers shows up as the dependence it is.
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,18 @@ class ModelTarget(Target):
         if text not in self.known:
             self.known[text] = self.model(torch.tensor([text])).logits[0, -1].tolist()
         return self.known[text]
+
+
+def table(
+    seed: int, vocab: int, scale: float = 1.5, window: int = 2
+) -> Callable[[tuple[int, ...]], list[float]]:
+    """Logits that depend on the last `window` tokens, fixed by the seed."""
+
+    def logits(text: tuple[int, ...]) -> list[float]:
+        generator = random.Random(f"{seed} {text[-window:]}")
+        return [scale * generator.gauss(0, 1) for _ in range(vocab)]
+
+    return logits
 
 
 class TableDrafter(Drafter):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from enumeration import (
@@ -13,6 +11,7 @@ from enumeration import (
     deviation,
     every_outcome,
     own_law,
+    table,
 )
 from tiny_models import ATTENTION, VOCAB, build, small_lm
 
@@ -28,14 +27,6 @@ from metasd_runtime.stopping import Stopping
 
 PROMPT = torch.tensor([[5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]])
 EXACT = 1e-12
-
-
-def table(seed: int, vocab: int, scale: float = 1.5):
-    def logits(text):
-        generator = random.Random(f"{seed} {text[-2:]}")
-        return [scale * generator.gauss(0, 1) for _ in range(vocab)]
-
-    return logits
 
 
 def law(target, drafters, tokens, draft_length=2):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from enumeration import (
     deviation,
     every_outcome,
     own_law,
+    table,
 )
 from transformers import (
     LogitsProcessorList,
@@ -39,16 +39,6 @@ from metasd_runtime.sampling import Sampling
 from metasd_runtime.verify import Verdict
 
 EXACT = 1e-12
-
-
-def table(seed: int, vocab: int, scale: float = 1.5, window: int = 2):
-    """Logits that depend on the last `window` tokens, fixed by the seed."""
-
-    def logits(text: tuple[int, ...]) -> list[float]:
-        generator = random.Random(f"{seed} {text[-window:]}")
-        return [scale * generator.gauss(0, 1) for _ in range(vocab)]
-
-    return logits
 
 
 def only(*allowed: int, vocab: int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from enumeration import (
     decode_law,
     deviation,
     own_law,
+    table,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,14 +117,6 @@ def test_what_both_owed_counts():
 
 
 # -- Sampling ------------------------------------------------------------------------------------
-
-
-def table(seed: int, vocab: int, scale: float = 1.5):
-    def logits(text):
-        generator = random.Random(f"{seed} {text[-2:]}")
-        return [scale * generator.gauss(0, 1) for _ in range(vocab)]
-
-    return logits
 
 
 class Sometimes(Drafter):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
-from enumeration import TableDrafter, TableTarget, deviation, every_outcome, own_law
+from enumeration import TableDrafter, TableTarget, deviation, every_outcome, own_law, table
 from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits import Policy, Round, read_trace
 from metasd_bandits.checks import ConfigError
 from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.capped import Capped
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.suffix import Suffix
@@ -122,30 +121,7 @@ def test_acceptance_by_position():
 # Lengths that adapt
 
 
-def table(seed: int, vocab: int, scale: float = 1.5):
-    def logits(text):
-        generator = random.Random(f"{seed} {text[-2:]}")
-        return [scale * generator.gauss(0, 1) for _ in range(vocab)]
-
-    return logits
-
-
-class Hesitant(TableDrafter):
-    """Stops where it is no longer confident, as the drafters with a model do."""
-
-    def propose(self, tokens, n, sampling):
-        text, rows = list(tokens), []
-        for _ in range(n):
-            logits = torch.tensor(self.logits(tuple(text)), dtype=torch.float64)
-            token, probs = sampling.propose(logits, text)
-            text.append(token)
-            rows.append(probs)
-            if not sampling.confident(token, probs):
-                break
-        return Draft(text[len(tokens) :], torch.stack(rows))
-
-
-class Coward(Hesitant):
+class Coward(TableDrafter):
     """Leaves out the token that it was not confident of: this bends the output."""
 
     def propose(self, tokens, n, sampling):
@@ -171,7 +147,7 @@ def law(target, drafters, tokens, *, threshold=0.0, shadow=False, policy="fixed"
 @pytest.mark.parametrize("threshold", [0.3, 0.6, 0.9])
 def test_stopping_by_confidence_is_lossless(vocab, threshold):
     target = TableTarget(table(1, vocab), vocab)
-    drafters = [Hesitant("d", table(2, vocab, 2.5))]
+    drafters = [TableDrafter("d", table(2, vocab, 2.5))]
     found = law(target, drafters, 3, threshold=threshold)
     assert deviation(found, own_law(target, [0, 1], 3)) < EXACT
 
@@ -201,7 +177,7 @@ class Turns(Policy):
 
 def test_joint_arms_are_lossless():
     target = TableTarget(table(1, 2), 2)
-    base = Hesitant("d", table(2, 2, 2.5))
+    base = TableDrafter("d", table(2, 2, 2.5))
     found = law(target, [Capped(base, 1), Capped(base, 2)], 4, policy=Turns(), threshold=0.7)
     assert deviation(found, own_law(target, [0, 1], 4)) < EXACT
 
