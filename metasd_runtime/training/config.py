@@ -113,6 +113,8 @@ class TrainingConfig:
         Learning rate at its peak; each kind's own, `RATES`, if left out.
     batch_tokens, depths
         As in `metasd_runtime.training.learn.Learning`; the depths are EAGLE's.
+    specialists : bool
+        Whether every domain gets a copy; otherwise there is the one for all alone.
     """
 
     shared_tokens: int = 300_000
@@ -120,12 +122,17 @@ class TrainingConfig:
     batch_tokens: int = 512
     rate: float | None = None
     depths: int = 4
+    specialists: bool = True
 
     def __post_init__(self) -> None:
         for name in ("shared_tokens", "tokens", "batch_tokens", "depths"):
             checks.integer(f"training.{name}", getattr(self, name), 1)
         if self.rate is not None:
             checks.number("training.rate", self.rate, 0.0, 1.0, open_low=True)
+        if not isinstance(self.specialists, bool):
+            raise checks.ConfigError(
+                f"training.specialists={self.specialists!r} must be true or false"
+            )
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,11 @@ class School:
         vocabulary, self.covered = draft_vocabulary(self.texts, size, self.output.shape[0])
         self.vocabulary = vocabulary.to(loaded.model.device)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What drafters of each kind there are for: the domains, and all of them (OFA)."""
+        return (*self.corpora, OFA) if self.config.training.specialists else (OFA,)
+
     def train(self, kind: str, states: Path, progress: Progress) -> dict[str, Student]:
         """A drafter of one kind for every domain, and one for all."""
         model = self.loaded.model
@@ -194,7 +199,7 @@ class School:
         budget = self.config.training.shared_tokens
         self._teach(shared, kind, "shared", everything, budget, states, progress)
         students = {}
-        for name in (*self.corpora, OFA):
+        for name in self.parts:
             texts = everything if name == OFA else [self.corpora[name].train]
             student = student_of(shared.shape, shared.weights(), model)
             budget = self.config.training.tokens
@@ -225,7 +230,7 @@ class School:
 
     def members(self) -> list[_Member]:
         """All drafters of the pool, kind by kind."""
-        return [_Member(kind, part) for kind in self.config.kinds for part in (*self.corpora, OFA)]
+        return [_Member(kind, part) for kind in self.config.kinds for part in self.parts]
 
     def matrix(
         self, students: dict[str, Student], progress: Progress
