@@ -13,7 +13,9 @@ r"""Thompson sampling: draw from each arm's posterior, play the largest draw.
   :math:`m_i = (1/2 + \sum r) / (1 + n_i)`, that is one pseudo-reward of 1/2.
 
 Untried arms are not forced: the prior speaks for them. Rewards not yet back are not anticipated;
-rows that select at the same time spread by their draws. Propensities are exact to about 1e-13,
+rows that select at the same time spread by their draws. Of Beta posteriors only the draw of the arm
+with the largest mode is always made; the others' are made where they may exceed the largest so far
+(`metasd_bandits.tail`), which changes no probability. Propensities are exact to about 1e-13,
 by quadrature (`metasd_bandits.best_arm`), at O(K^2) cost; a plain ``select`` does not pay it.
 Source: Thompson (1933); Agrawal and Goyal (2013). A decision costs O(K), an update O(1).
 """
@@ -24,16 +26,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
 from metasd_bandits.draws import beta_odds, gamma_spread, normal
 from metasd_bandits.kernel import kernel
-from metasd_bandits.state import State, pick_max, record
+from metasd_bandits.state import State, book, pick_max, record
+from metasd_bandits.stream import uniform
+from metasd_bandits.tail import TINY, odds_beyond, peak_bound, surely_below, tail_weight
 
 __all__ = ["Thompson"]
 
-ACCEPTED, REJECTED, FIRST, SECOND, SPREAD_A, SPREAD_B = range(6)  # rows
+ACCEPTED, REJECTED, FIRST, SECOND, SPREAD_A, SPREAD_B, WEIGHT, PEAK, MODE = range(9)
 _MODELS = ("beta", "gaussian")  # in the order of best_arm's BETA, GAUSSIAN
 
 
@@ -48,15 +54,72 @@ def posterior(s, i):
 
 @kernel
 def select(s, stream):
+    if s.theta[0] == BETA:
+        return book(s, largest_draw(s, stream))
     for i in range(s.score.size):
         if s.available[i] != 0.0:
-            first, second = posterior(s, i)
-            if s.theta[0] == BETA:
-                spreads = s.rows[SPREAD_A, i], s.rows[SPREAD_B, i]
-                s.score[i] = beta_odds(stream, first, second, *spreads)
-            else:
-                s.score[i] = first + second * normal(stream)
+            mean, deviation = posterior(s, i)
+            s.score[i] = mean + deviation * normal(stream)
     return pick_max(s, stream)
+
+
+@kernel
+def largest_draw(s, stream):
+    """The available arm whose Beta draw is the largest; the likeliest to be is drawn first."""
+    first = favourite(s)
+    level = draw(s, stream, first)
+    rest = 1.0 / (1.0 + level)
+    for i in range(s.score.size):
+        if s.available[i] == 0.0 or i == first:
+            continue
+        u = uniform(stream)
+        if not beaten(s, i, u, level * rest, rest):
+            return rivals(s, stream, first, level, i, u)
+    return first
+
+
+@kernel
+def rivals(s, stream, first, level, i, u):
+    """The same from arm i on, whose uniform u leaves open whether it is beaten."""
+    best, rest = first, 1.0 / (1.0 + level)
+    while True:
+        if not beaten(s, i, u, level * rest, rest):
+            if beaten(s, i, 1.0, level * rest, rest):
+                a, b = posterior(s, i)
+                odds = odds_beyond(stream, u, level * rest, rest, a, b)
+            else:
+                odds = draw(s, stream, i)
+            if odds > level:
+                best, level, rest = i, odds, 1.0 / (1.0 + odds)
+        i += 1
+        while i < s.score.size and (s.available[i] == 0.0 or i == first):
+            i += 1
+        if i >= s.score.size:
+            return best
+        u = uniform(stream)
+
+
+@kernel
+def draw(s, stream, i):
+    """The odds of a draw from arm i's posterior."""
+    a, b = posterior(s, i)
+    return beta_odds(stream, a, b, s.rows[SPREAD_A, i], s.rows[SPREAD_B, i])
+
+
+@kernel
+def beaten(s, i, u, x, rest):
+    """Whether u tells that arm i's draw lies below x; for u = 1: whether any u may."""
+    return surely_below(u, x, rest, s.rows[MODE, i], s.rows[WEIGHT, i], s.rows[PEAK, i])
+
+
+@kernel
+def favourite(s):
+    """An available arm whose posterior's mode is the largest."""
+    arm, best = -1, 0.0
+    for i in range(s.score.size):
+        if s.available[i] != 0.0 and (arm < 0 or s.rows[MODE, i] > best):
+            arm, best = i, s.rows[MODE, i]
+    return arm
 
 
 @kernel
@@ -77,8 +140,11 @@ def propensity(s, arm):
 def update(s, arm, reward, cost, propensity):
     s.rows[ACCEPTED, arm] += s.theta[3] * reward
     s.rows[REJECTED, arm] += min(1.0, s.theta[3] * (1.0 - reward))
-    s.rows[SPREAD_A, arm] = gamma_spread(s.theta[1] + s.rows[ACCEPTED, arm])
-    s.rows[SPREAD_B, arm] = gamma_spread(s.theta[2] + s.rows[REJECTED, arm])
+    if s.theta[0] == BETA:
+        a, b = posterior(s, arm)
+        s.rows[SPREAD_A, arm], s.rows[SPREAD_B, arm] = gamma_spread(a), gamma_spread(b)
+        s.rows[WEIGHT, arm], s.rows[PEAK, arm] = tail_weight(a, b), peak_bound(a, b)
+        s.rows[MODE, arm] = (a - 1.0) / max(a + b - 2.0, TINY)
     record(s, arm, reward)
 
 
@@ -106,11 +172,11 @@ class Thompson(CompiledPolicy):
     ...     arm = policy.select()
     ...     policy.update(arm, [0.2, 0.5, 0.4][arm])
     >>> policy.pulls.tolist()
-    [14, 138, 48]
+    [15, 148, 37]
     """
 
     name = "thompson"
-    rows = 6
+    rows = 9
     model: str = "beta"
     a: float = 1.0
     b: float = 1.0
@@ -129,9 +195,14 @@ class Thompson(CompiledPolicy):
         return model, self.a, self.b, float(self.draft_length), self.sigma
 
     def prepare(self, s: State) -> None:
-        spread = getattr(gamma_spread, "py_func", gamma_spread)  # Python's, for whole rows
-        s.rows[SPREAD_A] = spread(self.a + s.rows[ACCEPTED])
-        s.rows[SPREAD_B] = spread(self.b + s.rows[REJECTED])
+        # Python's own functions, for whole rows.
+        spread, weight, peak = (
+            getattr(kernel, "py_func", kernel) for kernel in (gamma_spread, tail_weight, peak_bound)
+        )
+        a, b = self.a + s.rows[ACCEPTED], self.b + s.rows[REJECTED]
+        s.rows[SPREAD_A], s.rows[SPREAD_B] = spread(a), spread(b)
+        s.rows[WEIGHT], s.rows[PEAK] = weight(a, b), peak(a, b)
+        s.rows[MODE] = (a - 1) / np.maximum(a + b - 2, TINY)
 
     def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
         self.prepare(new)  # with less evidence the draws spread wider
