@@ -60,7 +60,7 @@ class CompiledForward:
 
     def gives(self, cached: CachedModel, features: Sequence[int]) -> bool:
         """Whether the graphs can go on behind what is cached, and give these features."""
-        return cached.layers[-1].is_initialized and tuple(features) in ((), self.features)
+        return cached.layers[-1].is_initialized and set(features) <= set(self.features)
 
     def serves(self, cached: CachedModel, n: int, features: Sequence[int]) -> bool:
         """Whether there is a graph for a block of n tokens that gives these features."""
@@ -72,7 +72,7 @@ class CompiledForward:
     ) -> Tensor | None:
         """Extend the cache by at most `piece` tokens; their features, if any are asked for."""
         _, *states = self._run(self._reading, cached, tokens)
-        return states[0][: len(tokens)] if features else None
+        return self._of_layers(states[0][: len(tokens)], features) if features else None
 
     @torch.inference_mode()
     def __call__(
@@ -85,7 +85,15 @@ class CompiledForward:
         """Extend the cache by `tokens`; the logits behind each of them."""
         n = len(tokens)
         logits, *states = self._run(self.graphs, cached, tokens, parents)
-        return Forward(logits[:n], states[0][:n] if features else None)
+        return Forward(logits[:n], self._of_layers(states[0][:n], features) if features else None)
+
+    def _of_layers(self, states: Tensor, features: Sequence[int]) -> Tensor:
+        """Of the graphs' hidden states those of some layers."""
+        if tuple(features) == self.features:
+            return states
+        width = states.shape[1] // len(self.features)
+        layers = states.unflatten(1, (len(self.features), width))
+        return layers[:, [self.features.index(layer) for layer in features]].flatten(1)
 
     def _run(
         self,

@@ -31,6 +31,7 @@ from metasd_runtime.stored_weights import restored, stored
 from metasd_runtime.target import Target
 
 __all__ = [
+    "MANIFEST",
     "SHAPES",
     "PoolError",
     "Rescoring",

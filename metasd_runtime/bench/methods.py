@@ -26,6 +26,7 @@ from metasd_runtime.metasd import MetaSD
 from metasd_runtime.models import LoadedModel, load_target, log
 from metasd_runtime.output import Output
 from metasd_runtime.peers import Peers, RefusedError
+from metasd_runtime.pool import MANIFEST
 from metasd_runtime.router import Router
 from metasd_runtime.statistics import Statistics
 from metasd_runtime.target import Target
@@ -286,7 +287,13 @@ class _Shop:
         self.assistant = functools.cache(self._load_assistant)
 
     def _load_heads(self, pool: str) -> list[Drafter]:
-        return make_pool([pool], self.target)
+        name, question, options = pool.removeprefix("pool:").partition("?")
+        return make_pool([f"pool:{self.pool_beside(name) or name}{question}{options}"], self.target)
+
+    def pool_beside(self, name: str) -> Path | None:
+        """A trained pool's folder, if it is where the data is."""
+        found = (folder / name for folder in self._folders)
+        return next((path for path in found if (path / MANIFEST).is_file()), None)
 
     def _load_assistant(self, name: str) -> Any:
         return load_target(name, dtype=self.target.model.dtype, device=self.target.device).model
@@ -345,6 +352,9 @@ def contenders(
             f"{', '.join(m.name for m in absent)} left out: --peers PYTHON, of an environment with "
             f"{' and '.join(dict.fromkeys(m.engine for m in absent))}, has them take part"
         )
+    for method in [m for m in methods if m.needs and shop.pool_beside(m.needs) is None]:
+        methods.remove(method)
+        log(f"{method.name} left out: it needs the trained pool {method.needs} beside the data")
     made: list[Contender] = []
     dimensions = product(suite.batches, suite.temperatures, suite.seeds)
     for batch, temperature, seed in dimensions:

@@ -95,6 +95,8 @@ class Method:
         Not one method but one for each drafter of the pool, alone, under the drafter's name.
     only : str
         One drafter of the pool, alone, by its name.
+    needs : str
+        A trained pool, a folder beside the data; without it the method is left out with a word.
     mode : {"homogeneous", "heterogeneous"}
         How the rows of a batch are decoded.
     options : dict
@@ -108,6 +110,7 @@ class Method:
     policy: str = "ucb"
     each: bool = False
     only: str = ""
+    needs: str = ""
     mode: str = "homogeneous"
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ import pytest
 from bench_suites import SUITE, measure, write_suite
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Script
 
 from metasd_bandits import ConfigError, read_trace
 from metasd_runtime import cli
@@ -22,6 +23,8 @@ from metasd_runtime.bench.results import Results, read_results, speed_ratio
 from metasd_runtime.bench.suite import find_suite, read_suite, shipped_suites
 from metasd_runtime.bench.tasks import load_items
 from metasd_runtime.learned_router import train_router
+from metasd_runtime.models import load_target
+from metasd_runtime.pool import MANIFEST
 
 VOCAB = 26
 
@@ -64,6 +67,34 @@ def test_everybody_in_a_shipped_suite_can_be_made(name, smollm, tmp_path):
     assert len({c.slug for c in everybody}) == len(everybody)
     settings = len(suite.batches) * len(suite.temperatures) * len(suite.seeds)
     assert sum(c.kind == "plain" for c in everybody) == settings
+
+
+def test_a_method_takes_part_where_the_pool_it_needs_is_beside_the_data(
+    model, tmp_path, monkeypatch, capsys
+):
+    extra = (
+        '{ name = "heads", each = true, drafters = ["pool:heads?tree=static"], needs = "heads" }'
+    )
+    path = write_suite(
+        tmp_path, SUITE.replace('  { name = "each"', f'  {extra},\n  {{ name = "each"')
+    )
+    suite, loaded, asked = read_suite(path), load_target(str(model)), []
+
+    def make_pool(names, target):
+        asked.extend(names)
+        return [Script("one", lambda tokens, n: []), Script("other", lambda tokens, n: [])]
+
+    monkeypatch.setattr(methods, "make_pool", make_pool)
+    without = [c.method for c in methods.contenders(suite, loaded, [tmp_path])]
+    assert asked == []
+    assert (
+        "heads left out: it needs the trained pool heads beside the data" in capsys.readouterr().err
+    )
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / MANIFEST).write_text("{}")
+    everybody = [c.method for c in methods.contenders(suite, loaded, [tmp_path / "no", tmp_path])]
+    assert asked == [f"pool:{tmp_path / 'heads'}?tree=static"]
+    assert set(everybody) - set(without) == {"one", "other"}
 
 
 def test_quick_needs_no_data():

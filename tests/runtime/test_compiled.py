@@ -98,13 +98,22 @@ class TestCompiled:
         with pytest.raises(AssertionError, match="eager"):
             target.forward([7] * (N + 2))
 
-    def test_hidden_states(self, target, monkeypatch) -> None:
+    @pytest.mark.parametrize("layers", [(), (1,), (2,), (1, 2), (2, 1)])
+    def test_hidden_states(self, target, monkeypatch, layers) -> None:
+        """Any of those that were compiled: pools of other kinds of heads share the graphs."""
+        model, eager = target.model, target.model.forward
+        monkeypatch.setattr(model, "forward", None)
         target.reset()
-        target.prefill(PROMPT)
-        fast = target.forward([7, 8], features=(1, 2))
+        read = target.prefill(PROMPT, layers)
+        fast = target.forward([7, 8], features=layers)
         target.rollback(2)
+        monkeypatch.setattr(model, "forward", eager)
         monkeypatch.setattr(target, "compiled", None)
-        own = target.forward([7, 8], features=(1, 2))
+        own = target.forward([7, 8], features=layers)
+        again = Target(model).prefill(PROMPT, layers)
+        assert (read is None) == (again is None) == (not layers)
+        if layers:
+            torch.testing.assert_close(read, again, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fast.features, own.features, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fast.logits, own.logits, rtol=1e-4, atol=1e-4)
 
