@@ -72,8 +72,18 @@ def _draw(header: TraceHeader, rounds: Sequence[Round]) -> Figure:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", linewidth=0.4, alpha=0.5)
     panels[-1].set_xlabel("round")
-    figure.legend(loc="outside upper center", ncols=min(len(header.arms), 5), frameon=False)
+    _add_legend(figure, len(header.arms))
     return figure
+
+
+def _add_legend(figure: Figure, n: int) -> None:
+    """Above the panels, in as many columns as the names leave room for."""
+    for columns in range(min(n, 5), 0, -1):
+        legend = figure.legend(loc="outside upper center", ncols=columns, frameon=False)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.25 * (-(-n // columns) - 1))
 
 
 def plot_heat_map(

@@ -9,10 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from metasd_bandits import read_trace
+from metasd_bandits import Round, TraceHeader, read_trace
+from metasd_bandits.plotting import style
 from metasd_runtime import cli, demo
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.plot import plot_rounds
+from metasd_runtime.plot import _draw, plot_rounds
 
 VOCAB = 26
 
@@ -202,6 +203,22 @@ def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path, model_folder):
     with pytest.raises(ValueError, match="nosuch"):
         plot_rounds(output.trace.header, output.trace.rounds, tmp_path / "rounds.nosuch")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [4, 20, 37])
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+def test_the_legend_stays_inside_the_picture(n, length):
+    """Whatever the drafters are called: those of a pool behind another have long names."""
+    header = TraceHeader(tuple(f"{i:*>{length}}" for i in range(n)), 5, "ucb", "throughput")
+    with style():
+        figure = _draw(header, [Round("q", 0, n - 1, 5, 2, 3, 0.4, 0.5, 0.5, 1 / n)])
+        figure.draw_without_rendering()
+    names = figure.legends[0].get_window_extent()
+    assert len(figure.legends) == 1
+    assert len(figure.legends[0].get_texts()) == n
+    assert names.x0 >= 0
+    assert names.x1 <= figure.bbox.width
+    assert figure.axes[0].get_window_extent().height > 50
 
 
 def test_help_names_every_command():

@@ -141,6 +141,20 @@ def test_every_kind_is_trained_loaded_and_lossless(folder: Path, loaded: Any) ->
         assert sum(r.accepted for r in output.trace) > 0, drafter.name
 
 
+@pytest.mark.slow
+def test_without_specialists_there_is_one_of_each_kind_for_all(folder: Path, loaded: Any) -> None:
+    path = with_kinds(folder, ["medusa", "r-medusa"])
+    path.write_text(path.read_text() + "specialists = false\n")
+    pool = train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+    assert list(pool.matrix) == ["medusa-ofa", "r-medusa-ofa"]
+    assert all(set(row) == {"even", "odd"} for row in pool.matrix.values())
+    assert {p.stem for p in (folder / "out/work/states").iterdir()} == {
+        "medusa-shared", "medusa-ofa"
+    }  # fmt: skip
+    drafters = load_pool(folder / "out", Target(loaded.model))
+    assert [drafter.name for drafter in drafters] == list(pool.matrix)
+
+
 class _InterruptedError(Exception):
     pass
 
@@ -302,6 +316,7 @@ def test_a_missing_file_is_not_taken_for_a_dataset(loaded: Any) -> None:
         (("[domains]", "[domains"), "is not TOML"),
         (("even =", "ofa ="), "'ofa' cannot be a name"),
         (("depths = 2", "depths = 2\nrate = 2"), "training.rate=2 is outside"),
+        (("depths = 2", "specialists = 1"), "training.specialists=1 must be true or false"),
         (("[domains]", "kinds = 'eagle'\n[domains]"), r"kinds='eagle' must be a list of names"),
         (("[domains]", "kinds = []\n[domains]"), r"kinds=\[\] must name kinds of drafters"),
         (("[domains]", "kinds = ['bpd', 'bpd']\n[domains]"), "each once; there are eagle, medusa"),
