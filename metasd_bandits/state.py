@@ -37,6 +37,7 @@ __all__ = [
 _HEADER = 3
 _CLOCK = 2
 _SHARED_ROWS = 7
+_NO_ARM = np.int64(-1)  # a plain -1 has a type of its own, and what it is passed to compiles twice
 
 
 class State(NamedTuple):
@@ -141,7 +142,7 @@ def pick_max(s, stream):
     One pass of reservoir sampling: the j-th arm that ties replaces the choice with
     probability 1/j, so no draw is spent when nothing ties.
     """
-    best, ties, arm = -np.inf, 0, -1
+    best, ties, arm = -np.inf, 0, _NO_ARM
     for i in range(s.score.size):
         if s.available[i] == 0.0:
             continue
@@ -158,7 +159,7 @@ def pick_max(s, stream):
 def pick_by_probability(s, stream):
     """Book and return an arm drawn from ``score``, read as probabilities that sum to 1. O(K)."""
     u = uniform(stream)
-    cumulative, arm = 0.0, -1
+    cumulative, arm = 0.0, _NO_ARM
     for i in range(s.score.size):
         if s.available[i] == 0.0 or s.score[i] == 0.0:
             continue

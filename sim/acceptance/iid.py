@@ -6,12 +6,12 @@ With rates constant at alpha the accepted drafts are a geometric variable trunca
 
 and block divergence is alpha itself, without noise. (`sim.acceptance.Clustered` adds noise and
 correlation and has this model as a special case.) Source: MetaSD (arXiv 2604.05417), section 2.
-One uniform number a round.
+One uniform v in (0, 1] a round: N_acc is the number of powers alpha^k, k = 1 .. N, that are not
+below v.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,30 +27,22 @@ __all__ = ["IID"]
 
 
 class Parameters(NamedTuple):
-    """Rates (D, K), their logarithms (D, K), and N."""
+    """Rates (D, K), and the block efficiencies 0, 1/N .. 1 (N + 1,)."""
 
     alpha: NDArray[np.float64]
-    log_alpha: NDArray[np.float64]
-    N: int
-
-
-@kernel
-def accepted_run(v, log_alpha, N):
-    """Length of the accepted run for v uniform in (0, 1]: the largest k with v <= alpha^k."""
-    if log_alpha == 0.0:
-        return N
-    run = math.log(v) / log_alpha
-    return N if run >= N else int(run)
+    efficiency: NDArray[np.float64]
 
 
 @kernel
 def draft(model, memory, arm, place, stream):
-    alpha, log_alpha = model.alpha[place.domain, arm], model.log_alpha[place.domain, arm]
+    alpha = model.alpha[place.domain, arm]
     if place.weight > 0.0:
         alpha += place.weight * (model.alpha[place.to, arm] - alpha)
-        log_alpha = math.log(alpha) if alpha > 0.0 else -np.inf
-    accepted = accepted_run(1.0 - uniform(stream), log_alpha, model.N)
-    return accepted, accepted / model.N, alpha
+    v, power, accepted = 1.0 - uniform(stream), 1.0, 0
+    for _ in range(model.efficiency.size - 1):
+        power *= alpha
+        accepted += v <= power  # to the end: a branch would be mispredicted
+    return accepted, model.efficiency[accepted], alpha
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +79,7 @@ class IID(AcceptanceModel):
         object.__setattr__(self, "n_arms", self.alphas.shape[1])
 
     def parameters(self) -> Parameters:
-        with np.errstate(divide="ignore"):
-            return Parameters(self.alphas, np.log(self.alphas), self.draft_length)
+        return Parameters(self.alphas, np.arange(self.draft_length + 1) / self.draft_length)
 
     def tokens_per_round(self) -> NDArray[np.float64]:
         return (self.alphas[..., None] ** np.arange(self.draft_length + 1)).sum(-1)
