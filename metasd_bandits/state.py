@@ -10,7 +10,7 @@ total (K), chance (K), score (K), rows (R x K), memory (the rest)]``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,8 @@ __all__ = [
 _HEADER = 3
 _CLOCK = 2
 _SHARED_ROWS = 7
-_NO_ARM = np.int64(-1)  # a plain -1 has a type of its own, and what it is passed to compiles twice
+# A plain -1 has a type of its own, and what it is passed to compiles twice.
+_NO_ARM: Any = np.int64(-1)
 
 
 class State(NamedTuple):

@@ -35,7 +35,10 @@ from sim.simulate import simulate, simulate_bandit
 
 MEANS = np.array([0.3, 0.4, 0.5, 0.6, 0.7])
 HORIZON, REPLICATIONS, REPEATS = 10_000, 200, 5
+OURS, BY_HAND = "metasd", "bare numba loop"
 POLICIES = {"ucb": "ucb", "exp3": "exp3:gamma=0.1", "thompson": "thompson"}
+
+Rates = dict[str, dict[str, Any]]  # who -> policy -> million pulls per CPU-second, or an error
 
 
 @njit
@@ -115,25 +118,53 @@ def rate(run: Callable[[], Any], amount: float, clock: Callable[[], float]) -> f
     return amount / (clock() - began) / 1e6
 
 
-def pulls_per_second() -> dict[str, dict[str, float]]:
-    """Ours and the bare loop, million pulls per CPU-second, medians of interleaved runs."""
+def pulls_per_second(peers: Path | None) -> list[Rates]:
+    """Ours, the bare loop and the libraries in turn, `REPEATS` times: million pulls per CPU-second.
+
+    `peers` is the Python of an environment that holds the libraries, if there is one.
+    """
     jobs: dict[tuple[str, str], Callable[[], Any]] = {}
     arms = Bernoulli(MEANS)
     for name, written in POLICIES.items():
-        jobs["metasd", name] = partial(
+        jobs[OURS, name] = partial(
             simulate_bandit, arms, written, horizon=HORIZON, replications=REPLICATIONS
         )
-        jobs["bare numba loop", name] = partial(BARE[name], HORIZON, REPLICATIONS, MEANS)
+        jobs[BY_HAND, name] = partial(BARE[name], HORIZON, REPLICATIONS, MEANS)
     for run in jobs.values():
         run()  # compile
-    seen: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
+    turns = []
     for _ in range(REPEATS):
-        for job, run in jobs.items():
-            seen[job].append(rate(run, HORIZON * REPLICATIONS, time.process_time))
-    table: dict[str, dict[str, float]] = {"metasd": {}, "bare numba loop": {}}
-    for (who, name), rates in seen.items():
-        table[who][name] = statistics.median(rates)
-    return table
+        turn: Rates = {OURS: {}, BY_HAND: {}}
+        for (who, name), run in jobs.items():
+            turn[who][name] = rate(run, HORIZON * REPLICATIONS, time.process_time)
+        turns.append(turn | (peer_rates(peers) if peers is not None else {}))
+    return turns
+
+
+def medians(turns: list[Rates]) -> Rates:
+    """Who -> policy -> median over the turns; a library's error as it stands."""
+    return {
+        who: {
+            name: value if name == "error" else statistics.median(t[who][name] for t in turns)
+            for name, value in row.items()
+        }
+        for who, row in turns[0].items()
+    }
+
+
+def ratios(turns: list[Rates]) -> dict[str, dict[str, float]]:
+    """Bare loop over ours and ours over the best library: medians of what each turn gives."""
+    out: dict[str, dict[str, float]] = {BY_HAND + " / metasd": {}, "metasd / best library": {}}
+    for name in POLICIES:
+        slower = [t[BY_HAND][name] / t[OURS][name] for t in turns]
+        out[BY_HAND + " / metasd"][name] = statistics.median(slower)
+        libraries = [
+            [t[w][name] for w in t if w not in (OURS, BY_HAND) and name in t[w]] for t in turns
+        ]
+        if all(libraries):
+            gains = [t[OURS][name] / max(best) for t, best in zip(turns, libraries, strict=True)]
+            out["metasd / best library"][name] = statistics.median(gains)
+    return {row: values for row, values in out.items() if values}
 
 
 def decoding_rates() -> dict[str, float]:
@@ -193,7 +224,7 @@ def first_call_seconds() -> dict[str, float]:
         return seconds
 
 
-def peer_rates(python: Path) -> dict[str, dict[str, Any]]:
+def peer_rates(python: Path) -> Rates:
     """What the libraries in `python`'s environment reach, with a hundredth of the replications."""
     script = Path(__file__).with_name("bench_peers.py")
     command = [str(python), str(script), str(HORIZON), str(max(1, REPLICATIONS // 100))]
@@ -201,22 +232,18 @@ def peer_rates(python: Path) -> dict[str, dict[str, Any]]:
     return json.loads(out.stdout.splitlines()[-1])
 
 
-def show(console: Console, rates: dict[str, dict[str, Any]], single: dict[str, float]) -> None:
+def show(console: Console, turns: list[Rates], single: dict[str, float]) -> None:
     """Print both tables and how the goals stand."""
     table = Table(title="Bernoulli arms: million pulls per CPU-second (median)")
     for column in ("", *POLICIES):
         table.add_column(column, justify="left" if not column else "right")
-    for who, row in rates.items():
+    for who, row in medians(turns).items():
         note = f" ({row['error']})" if "error" in row else ""
         cells = [f"{row[name]:.3f}" if name in row else "-" for name in POLICIES]
         table.add_row(who + note, *cells)
-    bare = {n: rates["bare numba loop"][n] / rates["metasd"][n] for n in POLICIES}
-    table.add_row("bare loop / metasd", *[f"{x:.2f}x" for x in bare.values()])
-    peers = [rates[w] for w in rates if w not in ("metasd", "bare numba loop")]
-    if peers:
-        best = {n: max((p[n] for p in peers if n in p), default=math.nan) for n in POLICIES}
-        gains = [rates["metasd"][n] / best[n] for n in POLICIES]
-        table.add_row("metasd / best library", *[f"{x:.0f}x" for x in gains])
+    for what, row in ratios(turns).items():
+        digits = 2 if BY_HAND in what else 0
+        table.add_row(what, *[f"{row.get(name, math.nan):.{digits}f}x" for name in POLICIES])
     console.print(table)
     other = Table(title="Speculative decoding: K = 5, N = 5, MetaSD-UCB, independent acceptance")
     other.add_column("")
@@ -234,9 +261,7 @@ def main(
 ) -> None:
     """Print how fast the simulator is, beside a bare loop and other libraries."""
     console = Console(stderr=as_json)
-    rates: dict[str, dict[str, Any]] = dict(pulls_per_second())
-    if peers is not None:
-        rates |= peer_rates(peers)
+    turns = pulls_per_second(peers)
     single = {
         **decoding_rates(),
         "peak memory added by 1,000 times the horizon (MiB)": memory_growth(),
@@ -244,10 +269,11 @@ def main(
     }
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     if as_json:
-        print(json.dumps({"machine": machine, "pulls": rates, "decoding": single}))
+        pulls = {"pulls": medians(turns), "ratios": ratios(turns)}
+        print(json.dumps({"machine": machine, **pulls, "decoding": single}))
         return
     console.print(machine)
-    show(console, rates, single)
+    show(console, turns, single)
 
 
 if __name__ == "__main__":

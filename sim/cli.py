@@ -20,7 +20,7 @@ from sim.studies.ablate import SUBJECTS
 from sim.studies.ablate import ablate as ablation
 from sim.studies.calibrate import calibrate_study
 from sim.studies.calibrate import what_if as what_if_study
-from sim.studies.fit import fit
+from sim.studies.fit import REFITS, fit
 from sim.studies.regret import regret_study
 from sim.studies.reproduce import check_numbers
 from sim.studies.reproduce import reproduce as reproduction
@@ -135,6 +135,13 @@ def reproduce(
     refit: Annotated[
         Path | None, typer.Option(help="Fit the free parameters anew and write them here.")
     ] = None,
+    refit_on: Annotated[
+        str,
+        typer.Option(
+            help="What --refit looks at: table 3, or UCB in all tables, which predicts nothing any "
+            "more but tells how near the model can come."
+        ),
+    ] = "3",
     jobs: JobCount = 1,
     backend: Backend = "loky",
     scheduler: Scheduler = None,
@@ -145,7 +152,7 @@ def reproduce(
     where = workers(jobs, backend, scheduler)
     fitted = None
     if refit is not None:
-        fitted = fit(jobs=where)
+        fitted = fit(jobs=where, **REFITS[checks.choice("refit-on", refit_on, REFITS)])
         save_fitted(fitted, refit)
     report = reproduction(
         check_numbers(table), replications=replications, seed=seed, jobs=where, fitted=fitted

@@ -7,7 +7,7 @@ But no drafter of table 2, however foreign the text, has fewer than 1.257 tokens
 first draft is accepted in 25.7 % of them), and drafters of one table share architecture and
 machine: where a table's slowest drafter would have fewer, all its rounds are dearer (`round_cost`).
 g then gives the acceptance rate, by inverting the model's tokens per round. Texts end by chance
-(`sim.lengths.EndOfText`), and speedups are means over prompts, as the paper says.
+(`sim.lengths.EndOfText`) or at 1,024 tokens; speedups are means over prompts, as the paper says.
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ from metasd_bandits import checks
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment
-from sim.lengths import Lengths
+from sim.lengths import EndOfText, Lengths
 
 __all__ = [
     "DRAFT_LENGTH",
+    "FITTED_TABLE",
     "TABLES",
     "Fitted",
     "environment_of",
+    "environments_of",
     "load_fitted",
     "load_table",
     "round_cost",
+    "task_of",
 ]
 
 DRAFT_LENGTH = 5  # fits table 2's block efficiencies best
+FITTED_TABLE = 3
 TABLES = (2, 3, 4, 5, 7, 12, 14, 15, 16, 19)
 _FOLDER = Path(__file__).parent / "tables"
 _LEAST_TOKENS = 1.257  # per round: one, and the least P(N_acc > 0) of table 2
+_LONGEST = 1024  # Spec-Bench's limit on new tokens; half the target's window of 2,048
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,9 @@ class Fitted:
         Plain steps of a round, at least; from table 19.
     switch, beta, gamma, budget, tokens
         Cost of a switch in plain steps, MetaSD-UCB's beta, MetaSD-EXP3's gamma, MetaSD-SH's
-        budget, and one mean output length for each task; from table 3, its bandit columns
-        included.
+        budget, and one mean output length (before the limit of 1,024 tokens) for each task.
+    tables : tuple of int
+        Where the last five come from; bandit columns of other tables are predictions.
     """
 
     spread: float = 0.6
@@ -68,6 +74,7 @@ class Fitted:
     gamma: float = 0.3
     budget: int = 15
     tokens: dict[str, int] = field(default_factory=dict)
+    tables: tuple[int, ...] = (FITTED_TABLE,)
 
     def policies(self) -> dict[str, tuple[str, str]]:
         """Bandit column -> policy and the reward it learns from."""
@@ -89,7 +96,8 @@ def load_table(number: int) -> dict[str, Any]:
 
 def load_fitted() -> Fitted:
     """The frozen parameters."""
-    return Fitted(**json.loads((_FOLDER / "fitted.json").read_text()))
+    values = json.loads((_FOLDER / "fitted.json").read_text())
+    return Fitted(**values | {"tables": tuple(values["tables"])})
 
 
 def save_fitted(fitted: Fitted, path: Path) -> None:
@@ -100,12 +108,42 @@ def save_fitted(fitted: Fitted, path: Path) -> None:
 def round_cost(number: int, row: str, fitted: Fitted) -> float:
     """Plain steps of a round in the setting of a table's row.
 
-    Rows that share what follows their task's name ("EAGLE" in "Code EAGLE") share a setting.
+    Rows that share what follows their task's name ("EAGLE" in "Code EAGLE") share a setting, and
+    so do tables with the same drafters on the same machine.
     """
-    setting = row.partition(" ")[2]
-    rows = load_table(number)["rows"]
+    setting, table = row.partition(" ")[2], load_table(number)
+    rows = table["rows"]
     slowest = min(min(rows[r]["drafters"]) for r in rows if r.partition(" ")[2] == setting)
-    return max(fitted.round_cost, _LEAST_TOKENS / slowest)
+    same = table.get("drafters_and_machine_of")
+    least = fitted.round_cost if same is None else round_cost(same, row, fitted)
+    return max(least, _LEAST_TOKENS / slowest)
+
+
+def task_of(number: int, row: str) -> str:
+    """The task of a table's row: what tokens are fitted for."""
+    task: str = load_table(number).get("task", row.split()[0])
+    return task
+
+
+def environments_of(number: int, row: str, fitted: Fitted) -> list[Environment]:
+    """What a table's row was measured in: one environment, or one for each mixed language."""
+    table = load_table(number)
+    texts = [table["rows"][row]["drafters"]]
+    if table["kind"] == "mixture":
+        texts = _languages(np.array(texts[0]))
+    lengths = EndOfText(fitted.tokens[task_of(number, row)], _LONGEST)
+    cost = round_cost(number, row, fitted)
+    return [environment_of(text, lengths, fitted, cost) for text in texts]
+
+
+def _languages(speedups: NDArray[np.float64]) -> list[list[float]]:
+    """Table 5's drafters on each language, scaled to table 19's columns: one text per language.
+
+    A drafter's speedup over equal shares of the languages is their mean, as over any prompts.
+    """
+    matrix = np.array([row["drafters"] for row in load_table(5)["rows"].values()])
+    scale = speedups / matrix.mean(0)
+    return [list(row) for row in matrix * scale]
 
 
 def environment_of(

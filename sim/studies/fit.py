@@ -1,13 +1,15 @@
 """The paper's free parameters, fitted once: table 2 for correlation, table 3 for the rest.
 
 Nothing else is looked at; `sim.studies.reproduce` predicts the other tables from what is found
-here, frozen in ``sim/tables/fitted.json``.
+here, frozen in ``sim/tables/fitted.json``. Fitted to every table, the same parameters predict
+nothing, but tell how near this model can come at all.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,65 +18,111 @@ from scipy import optimize
 
 from sim.acceptance import Clustered
 from sim.jobs import Jobs
-from sim.lengths import EndOfText
-from sim.paper import DRAFT_LENGTH, Fitted, environment_of, load_table, round_cost
+from sim.paper import (
+    DRAFT_LENGTH,
+    FITTED_TABLE,
+    TABLES,
+    Fitted,
+    environments_of,
+    load_table,
+    task_of,
+)
 from sim.simulate import simulate
+from sim.studies.reproduce import speedup
 
-__all__ = ["correlation_errors", "fit", "fit_correlation"]
+__all__ = ["REFITS", "correlation_errors", "fit", "fit_correlation"]
 
-SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.17, 0.2)
-BETAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-GAMMAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
-BUDGETS = (15, 18, 30, 45, 60, 90, 120, 180)
-TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
+SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18)
+TOKENS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
+# Bandit column -> the parameter of its policy, and its values
+GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "rand": ("round_cost", (Fitted.round_cost,)),
+    "exp3": ("gamma", (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)),
+    "sh": ("budget", (15, 18, 24, 30, 45, 60, 90, 120)),
+    "ucb": ("beta", (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 1.0)),
+}
+# What `fit` may look at, as the command line names it
+REFITS: dict[str, dict[str, Any]] = {
+    str(FITTED_TABLE): {},
+    "all": {"numbers": [t for t in TABLES if t != 2], "columns": ["ucb"], "replications": 300},
+}
 
 
-def fit(replications: int = 400, seed: int = 1, jobs: Jobs | None = None) -> Fitted:
-    """All free parameters, by least squares of the logarithms over grids."""
+def fit(
+    replications: int = 2000,
+    seed: int = 1,
+    jobs: Jobs | None = None,
+    numbers: Sequence[int] = (FITTED_TABLE,),
+    columns: Sequence[str] = tuple(GRIDS),
+) -> Fitted:
+    """All free parameters, by least squares of the logarithms over grids.
+
+    Parameters
+    ----------
+    replications, seed : int
+    jobs : Jobs, optional
+    numbers : sequence of int, default (3,)
+        Tables of speedups to fit; what these hold is no longer predicted.
+    columns : sequence of str
+        Their bandit columns to fit: keys of `GRIDS`.
+    """
     spread, cluster = fit_correlation()
-    start = Fitted(spread=spread, cluster=cluster)
-    rows = load_table(3)["rows"]
+    start = Fitted(spread=spread, cluster=cluster, tables=tuple(numbers))
+    rows = [(n, name) for n in numbers for name in load_table(n)["rows"]]
     keys = list(itertools.product(rows, SWITCHES, TOKENS))
-    found = (jobs or Jobs()).map(
-        _errors, [(t, s, B, start, replications, seed) for t, s, B in keys], "fitting"
-    )
-    errors = dict(zip(keys, found, strict=True))
+    work = [(*row, s, B, start, tuple(columns), replications, seed) for row, s, B in keys]
+    # squared errors by task, switch and tokens; then by column and value of its parameter
+    loss: dict[tuple[str, float, int], dict[tuple[str, float], float]] = {}
+    for ((number, name), switch, B), errors in zip(
+        keys, (jobs or Jobs()).map(_errors, work, "fitting"), strict=True
+    ):
+        sums = loss.setdefault((task_of(number, name), switch, B), {})
+        for cell, error in errors.items():
+            sums[cell] = sums.get(cell, 0.0) + error**2
     best = (math.inf, start)
-    for switch, beta, gamma, budget in itertools.product(SWITCHES, BETAS, GAMMAS, BUDGETS):
+    for switch, *values in itertools.product(SWITCHES, *(GRIDS[c][1] for c in columns)):
         total, tokens = 0.0, {}
-        for task in rows:
-            sums = {B: _total(errors[task, switch, B], beta, gamma, budget) for B in TOKENS}
-            tokens[task] = min(sums, key=lambda B: sums[B])
-            total += sums[tokens[task]]
+        for task in dict.fromkeys(task_of(*row) for row in rows):
+            least = min((_total(loss[task, switch, B], columns, values), B) for B in TOKENS)
+            total, tokens[task] = total + least[0], least[1]
         if total < best[0]:
-            found_now = replace(
-                start, switch=switch, beta=beta, gamma=gamma, budget=budget, tokens=tokens
-            )
-            best = (total, found_now)
+            chosen: dict[str, Any] = {GRIDS[c][0]: v for c, v in zip(columns, values, strict=True)}
+            best = (total, replace(start, switch=switch, tokens=tokens, **chosen))
     return best[1]
 
 
 def _errors(
-    task: str, switch: float, B: int, start: Fitted, replications: int, seed: int
+    number: int,
+    name: str,
+    switch: float,
+    B: int,
+    start: Fitted,
+    columns: Sequence[str],
+    replications: int,
+    seed: int,
 ) -> dict[tuple[str, float], float]:
-    """Log ratio of simulated to published speedup for every candidate policy."""
-    row, cost = load_table(3)["rows"][task], round_cost(3, task, start)
-    environment = environment_of(row["drafters"], EndOfText(B), start, cost, switch)
-    candidates = {("rand", 0.0): "uniform"}
-    candidates |= {("ucb", b): f"ucb:beta={b}" for b in BETAS}
-    candidates |= {("exp3", g): f"exp3:gamma={g}" for g in GAMMAS}
-    candidates |= {("sh", h): f"sh:budget={h}" for h in BUDGETS}
+    """Log ratio of simulated to published speedup, by column and value of its parameter."""
+    row = load_table(number)["rows"][name]
+    fitted = replace(start, switch=switch, tokens={task_of(number, name): B})
+    environments = environments_of(number, name, fitted)
     out = {}
-    for key, policy in candidates.items():
-        runs = simulate(environment, policy, reward="bd", replications=replications, seed=seed)
-        speedup = (runs.whole_tokens(DRAFT_LENGTH) / runs.steps).mean()
-        out[key] = math.log(speedup / row[key[0]])
+    for column in columns:
+        field, values = GRIDS[column]
+        for value in values if column in row else ():
+            chosen: dict[str, Any] = {field: value}
+            policy, reward = replace(fitted, **chosen).policies()[column]
+            runs = [
+                simulate(each, policy, reward=reward, replications=replications, seed=seed)
+                for each in environments
+            ]
+            out[column, value] = math.log(speedup(runs).value / row[column])
     return out
 
 
-def _total(errors: dict[tuple[str, float], float], beta: float, gamma: float, budget: int) -> float:
-    chosen = (("rand", 0.0), ("ucb", beta), ("exp3", gamma), ("sh", budget))
-    return sum(errors[key] ** 2 for key in chosen)
+def _total(
+    loss: dict[tuple[str, float], float], columns: Sequence[str], values: Sequence[float]
+) -> float:
+    return sum(loss.get(cell, 0.0) for cell in zip(columns, values, strict=True))
 
 
 def fit_correlation() -> tuple[float, float]:

@@ -14,16 +14,24 @@ from typer.testing import CliRunner
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.round import Round
 from metasd_bandits.trace import Trace, TraceHeader, TraceWriter
-from sim import IID, Clustered, Costs, Environment, calibration, sample_rounds
+from sim import IID, Clustered, Costs, Environment, calibration, paper, sample_rounds
 from sim.calibration import calibrate, load_environment, run_law, save_environment
 from sim.cli import app
 from sim.jobs import Jobs, Task
-from sim.paper import TABLES, environment_of, load_fitted, load_table, round_cost
+from sim.paper import (
+    TABLES,
+    environment_of,
+    environments_of,
+    load_fitted,
+    load_table,
+    round_cost,
+)
 from sim.report import Interval, Report, mean_interval
 from sim.simulate import simulate
-from sim.studies.fit import correlation_errors, fit_correlation
+from sim.studies import fit as fit_study
+from sim.studies.fit import GRIDS, correlation_errors, fit_correlation
 from sim.studies.regret import growth_exponent
-from sim.studies.reproduce import Prediction, predict_table, reproduce, score
+from sim.studies.reproduce import Prediction, predict_table, reproduce, score, speedup
 
 
 def run(*arguments: str):
@@ -184,6 +192,7 @@ def test_rounds_of_a_setting_are_as_dear_as_its_slowest_drafter_tells() -> None:
         assert round_cost(3, row, fitted) == pytest.approx((2.0 - least) / 0.95)
     assert round_cost(7, "Code SpS", fitted) == round_cost(3, "Code", fitted)
     assert round_cost(7, "Code EAGLE", fitted) == round_cost(4, "Code", fitted)
+    assert round_cost(14, "QA", fitted) == round_cost(3, "QA", fitted)  # the same GPU and drafters
 
 
 @pytest.mark.slow
@@ -228,6 +237,48 @@ def test_scores_are_computed_as_stated() -> None:
     assert found["UCB, tables not fitted: mean |error| % (goal 4)"] == pytest.approx(2.5)
     assert found["rows with the right order of policies % (goal 90)"] == 50.0
     assert found["rows in another order"] == ["5 row"]
+    assert "outliers" not in found
+    odd = [
+        Prediction(5, "Ja-En", c, p, Interval(1.0, 0, 0)) for c, p in (("ucb", 2.0), ("sh", 3.0))
+    ]
+    found = score([*cells, *odd])
+    assert found["outliers"] == ["5 Ja-En"]
+    assert found["UCB, tables not fitted: mean |error| % (goal 4)"] == pytest.approx(18.33)
+    assert found["without them: UCB, tables not fitted: mean |error| %"] == pytest.approx(2.5)
+    assert found["without them: rows with the right order of policies %"] == 50.0
+    found = score(cells, fitted_on=(3, 4, 5))  # then nothing is predicted
+    assert not any("not fitted" in key for key in found)
+    assert found["UCB: mean |error| %"] == pytest.approx(18.33)
+
+
+def test_outliers_are_rows_of_their_tables() -> None:
+    for number in TABLES:
+        table = load_table(number)
+        assert set(table.get("outliers", ())) <= set(table["rows"])
+
+
+def test_fit_finds_the_parameters_that_made_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bandit columns simulated from known parameters, under other random numbers."""
+    truth = dataclasses.replace(
+        load_fitted(), switch=0.1, beta=0.3, gamma=0.5, budget=30, tokens={"Code": 192, "QA": 64}
+    )
+    made = {**load_table(3), "rows": {t: dict(load_table(3)["rows"][t]) for t in truth.tokens}}
+    for name, row in made["rows"].items():
+        for column in GRIDS:
+            policy, reward = truth.policies()[column]
+            runs = [
+                simulate(each, policy, reward=reward, replications=4000, seed=9)
+                for each in environments_of(3, name, truth)
+            ]
+            row[column] = speedup(runs).value
+    for module in (paper, fit_study):
+        monkeypatch.setattr(module, "load_table", lambda n: made if n == 3 else load_table(n))
+    monkeypatch.setattr(fit_study, "SWITCHES", (0.04, 0.1, 0.16))
+    monkeypatch.setattr(fit_study, "TOKENS", (32, 64, 128, 192, 384))
+    coarse = {"exp3": (0.1, 0.5), "sh": (15, 30, 60), "ucb": (0.05, 0.3, 0.6)}
+    for column, values in coarse.items():
+        monkeypatch.setitem(fit_study.GRIDS, column, (fit_study.GRIDS[column][0], values))
+    assert fit_study.fit(1000) == truth
 
 
 def test_non_stationary_table_mixes_the_languages_of_table_5() -> None:
