@@ -26,9 +26,9 @@ import numpy as np
 from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 
-__all__ = ["TINY", "odds_beyond", "peak_bound", "surely_below", "tail_weight"]
+__all__ = ["mode_of", "odds_beyond", "peak_bound", "surely_below", "tail_weight"]
 
-TINY = 1e-300
+_TINY = 1e-300
 
 
 @kernel
@@ -38,10 +38,16 @@ def tail_weight(a, b):
 
 
 @kernel
+def mode_of(a, b):
+    """m = (a - 1) / w where `tail_weight` is positive. Arrays too."""
+    return (a - 1.0) / np.maximum(a + b - 2.0, _TINY)
+
+
+@kernel
 def peak_bound(a, b):
     """An upper bound on the density at the mode, where `tail_weight` is not 0. Arrays too."""
     w, room = np.maximum(a + b - 2.0, 0.0), 2.0 * math.pi * (a - 1.0) * (b - 1.0)
-    return (w + 1.0) * np.sqrt(w / np.maximum(np.maximum(room, w), TINY))
+    return (w + 1.0) * np.sqrt(w / np.maximum(np.maximum(room, w), _TINY))
 
 
 @kernel

@@ -26,8 +26,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
@@ -35,7 +33,7 @@ from metasd_bandits.draws import beta_odds, gamma_spread, normal
 from metasd_bandits.kernel import kernel
 from metasd_bandits.state import State, book, pick_max, record
 from metasd_bandits.stream import uniform
-from metasd_bandits.tail import TINY, odds_beyond, peak_bound, surely_below, tail_weight
+from metasd_bandits.tail import mode_of, odds_beyond, peak_bound, surely_below, tail_weight
 
 __all__ = ["Thompson"]
 
@@ -144,7 +142,7 @@ def update(s, arm, reward, cost, propensity):
         a, b = posterior(s, arm)
         s.rows[SPREAD_A, arm], s.rows[SPREAD_B, arm] = gamma_spread(a), gamma_spread(b)
         s.rows[WEIGHT, arm], s.rows[PEAK, arm] = tail_weight(a, b), peak_bound(a, b)
-        s.rows[MODE, arm] = (a - 1.0) / max(a + b - 2.0, TINY)
+        s.rows[MODE, arm] = mode_of(a, b)
     record(s, arm, reward)
 
 
@@ -196,13 +194,14 @@ class Thompson(CompiledPolicy):
 
     def prepare(self, s: State) -> None:
         # Python's own functions, for whole rows.
-        spread, weight, peak = (
-            getattr(kernel, "py_func", kernel) for kernel in (gamma_spread, tail_weight, peak_bound)
+        spread, weight, peak, mode = (
+            getattr(kernel, "py_func", kernel)
+            for kernel in (gamma_spread, tail_weight, peak_bound, mode_of)
         )
         a, b = self.a + s.rows[ACCEPTED], self.b + s.rows[REJECTED]
         s.rows[SPREAD_A], s.rows[SPREAD_B] = spread(a), spread(b)
         s.rows[WEIGHT], s.rows[PEAK] = weight(a, b), peak(a, b)
-        s.rows[MODE] = (a - 1) / np.maximum(a + b - 2, TINY)
+        s.rows[MODE] = mode(a, b)
 
     def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
         self.prepare(new)  # with less evidence the draws spread wider

@@ -153,16 +153,25 @@ def answer_prompts(
 
 
 def _same_settings(work: Path, config: PoolConfig) -> None:
-    """A work folder belongs to one configuration: results of two must not be mixed."""
+    """A work folder belongs to one configuration: results of two must not be mixed.
+
+    A setting that there was not when the folder was begun had then its default.
+    """
     file = work / "settings.json"
     # Domains by name alone: the same files may lie elsewhere now.
-    settings = json.loads(json.dumps({**config.as_dict(), "domains": sorted(config.domains)}))
+    settings, usual = (
+        json.loads(json.dumps({**each.as_dict(), "domains": sorted(config.domains)}))
+        for each in (config, PoolConfig(config.target, config.domains))
+    )
     if file.exists():
         begun = json.loads(file.read_text(encoding="utf-8"))
         for key, value in settings.items():
-            if begun.get(key) != value:
+            then = begun.get(key, usual[key])
+            if isinstance(then, dict):
+                then = usual[key] | then
+            if then != value:
                 raise checks.ConfigError(
-                    f"{work} was begun with {key} = {begun.get(key)!r}, and now it is {value!r}; "
+                    f"{work} was begun with {key} = {then!r}, and now it is {value!r}; "
                     "restore the setting, or train into another folder"
                 )
     work.mkdir(parents=True, exist_ok=True)

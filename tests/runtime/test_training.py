@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,23 @@ def test_a_folder_begun_with_other_settings_is_refused(folder: Path, loaded: Any
     path.write_text(CONFIG.replace("vocabulary = 24", "vocabulary = 20"))
     with pytest.raises(ConfigError, match="begun with head"):
         train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+
+
+def test_a_folder_begun_before_a_setting_existed_goes_on_with_its_default(
+    folder: Path, loaded: Any
+) -> None:
+    path = folder / "pool.toml"
+    train_pool(read_config(path), loaded, folder / "out", lambda *told: None)
+    begun = folder / "out" / "work" / "settings.json"
+    settings = json.loads(begun.read_text())
+    del settings["training"]["specialists"], settings["kinds"], settings["language_model"]
+    begun.write_text(json.dumps(settings))
+    config = read_config(path)
+    changed = dataclasses.replace(config.training, specialists=False)
+    other = dataclasses.replace(config, training=changed)
+    with pytest.raises(ConfigError, match="begun with training"):
+        train_pool(other, loaded, folder / "out", lambda *told: None)
+    train_pool(config, loaded, folder / "out", lambda *told: None)
 
 
 def test_answers_torn_by_a_crash_are_made_again(loaded: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def turn(machine: float, **libraries: dict[str, float | str]) -> Rates:
 
 
 def test_ratios_do_not_depend_on_how_fast_the_machine_was_in_a_turn() -> None:
-    libraries = {
+    libraries: dict[str, dict[str, float | str]] = {
         "one": {"ucb": 0.1, "thompson": 0.2},
         "two": {"ucb": 0.2, "exp3": 0.5, "thompson": 0.1},
         "broken": {"error": "ImportError: none"},
