@@ -7,7 +7,7 @@ But no drafter of table 2, however foreign the text, has fewer than 1.257 tokens
 first draft is accepted in 25.7 % of them), and drafters of one table share architecture and
 machine: where a table's slowest drafter would have fewer, all its rounds are dearer (`round_cost`).
 g then gives the acceptance rate, by inverting the model's tokens per round. Texts end by chance
-(`sim.lengths.EndOfText`) or at 1,024 tokens; speedups are means over prompts, as the paper says.
+(`sim.lengths.EndOfText`), and speedups are means over prompts, as the paper says.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ FITTED_TABLE = 3
 TABLES = (2, 3, 4, 5, 7, 12, 14, 15, 16, 19)
 _FOLDER = Path(__file__).parent / "tables"
 _LEAST_TOKENS = 1.257  # per round: one, and the least P(N_acc > 0) of table 2
-_LONGEST = 1024  # Spec-Bench's limit on new tokens; half the target's window of 2,048
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Fitted:
         Plain steps of a round, at least; from table 19.
     switch, beta, gamma, budget, tokens
         Cost of a switch in plain steps, MetaSD-UCB's beta, MetaSD-EXP3's gamma, MetaSD-SH's
-        budget, and one mean output length (before the limit of 1,024 tokens) for each task.
+        budget, and one mean output length for each task.
     tables : tuple of int
         Where the last five come from; bandit columns of other tables are predictions.
     """
@@ -131,7 +130,7 @@ def environments_of(number: int, row: str, fitted: Fitted) -> list[Environment]:
     texts = [table["rows"][row]["drafters"]]
     if table["kind"] == "mixture":
         texts = _languages(np.array(texts[0]))
-    lengths = EndOfText(fitted.tokens[task_of(number, row)], _LONGEST)
+    lengths = EndOfText(fitted.tokens[task_of(number, row)])
     cost = round_cost(number, row, fitted)
     return [environment_of(text, lengths, fitted, cost) for text in texts]
 

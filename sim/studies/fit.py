@@ -32,15 +32,16 @@ from sim.studies.reproduce import speedup
 
 __all__ = ["REFITS", "correlation_errors", "fit", "fit_correlation"]
 
-SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18)
-TOKENS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
+SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.17, 0.2)
+TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
 # Bandit column -> the parameter of its policy, and its values
 GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "rand": ("round_cost", (Fitted.round_cost,)),
+    "ucb": ("beta", (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)),
     "exp3": ("gamma", (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)),
-    "sh": ("budget", (15, 18, 24, 30, 45, 60, 90, 120)),
-    "ucb": ("beta", (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 1.0)),
+    "sh": ("budget", (15, 18, 30, 45, 60, 90, 120, 180)),
 }
+
 # What `fit` may look at, as the command line names it
 REFITS: dict[str, dict[str, Any]] = {
     str(FITTED_TABLE): {},
@@ -49,7 +50,7 @@ REFITS: dict[str, dict[str, Any]] = {
 
 
 def fit(
-    replications: int = 2000,
+    replications: int = 400,
     seed: int = 1,
     jobs: Jobs | None = None,
     numbers: Sequence[int] = (FITTED_TABLE,),
