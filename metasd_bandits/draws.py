@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform, word
 
-__all__ = ["beta_odds", "gamma", "gamma_spread", "normal"]
+__all__ = ["beta_odds", "gamma", "gamma_spreads", "normal"]
 
 _LAYERS = 256
 _TAIL = 3.654152885361009  # where 256 layers of equal area close at the top; a test checks it
@@ -70,18 +70,21 @@ def _tail(stream, sign):
 
 
 @kernel
-def gamma_spread(shape):
-    """What a gamma draw of this shape wants, for callers that draw many times: 1 / sqrt(9 d).
+def gamma_spreads(a, b):
+    """What gamma draws of shapes a and b want, for callers that draw many times: 1 / sqrt(9 d).
 
-    Root and division take as long as the rest of the draw. Works on arrays too, uncompiled.
+    Roots and division take as long as the rest of the draws, so the two share the division. Works
+    on arrays too, uncompiled.
     """
-    d = shape + (shape < 1.0) - 1.0 / 3.0
-    return 1.0 / np.sqrt(9.0 * d)
+    root_a = np.sqrt(9.0 * (a + (a < 1.0)) - 3.0)
+    root_b = np.sqrt(9.0 * (b + (b < 1.0)) - 3.0)
+    both = 1.0 / (root_a * root_b)
+    return both * root_b, both * root_a
 
 
 @kernel
 def gamma(stream, shape, spread):
-    """Next gamma draw of scale 1, given its shape (positive) and the shape's `gamma_spread`.
+    """Next gamma draw of scale 1, given its shape (positive) and the shape's `gamma_spreads`.
 
     The squeeze 1 - 0.2 (c x^2)^2 <= exp(h), h the logarithm of the acceptance, settles all but
     7 % / shape of the draws without a logarithm (ours: as h = -(c x^2)^2 / 12 + ..., it is tighter
@@ -112,6 +115,6 @@ def beta_odds(stream, a, b, spread_a, spread_b):
     """The odds x / (1 - x) of the next Beta(a, b) draw x, for a and b of at least 0.1.
 
     They rank draws as x does, but draws near 1, where small b piles them up, stay apart.
-    `gamma_spread` gives the spreads of a and b.
+    `gamma_spreads` gives the spreads of a and b.
     """
     return gamma(stream, a, spread_a) / gamma(stream, b, spread_b)

@@ -22,9 +22,9 @@ def sample(kind, stream, a, b, n):
         if kind == 0:
             out[i] = draws.normal(stream)
         elif kind == 1:
-            out[i] = draws.gamma(stream, a, draws.gamma_spread(a))
+            out[i] = draws.gamma(stream, a, draws.gamma_spreads(a, 1.0)[0])
         elif kind == 2:
-            out[i] = draws.beta_odds(stream, a, b, draws.gamma_spread(a), draws.gamma_spread(b))
+            out[i] = draws.beta_odds(stream, a, b, *draws.gamma_spreads(a, b))
         else:
             out[i] = uniform(stream)
     return out
