@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform, word
 
-__all__ = ["beta_odds", "gamma", "gamma_spreads", "normal"]
+__all__ = ["beta", "gamma", "gamma_spreads", "normal"]
 
 _LAYERS = 256
 _TAIL = 3.654152885361009  # where 256 layers of equal area close at the top; a test checks it
@@ -111,10 +111,12 @@ def gamma(stream, shape, spread):
 
 
 @kernel
-def beta_odds(stream, a, b, spread_a, spread_b):
-    """The odds x / (1 - x) of the next Beta(a, b) draw x, for a and b of at least 0.1.
+def beta(stream, a, b, spread_a, spread_b):
+    """The next Beta(a, b) draw x and 1 - x, for a and b of at least 0.1.
 
-    They rank draws as x does, but draws near 1, where small b piles them up, stay apart.
-    `gamma_spreads` gives the spreads of a and b.
+    Neither is rounded to 1, so that their ratio tells draws apart near 1, where small b piles them
+    up. `gamma_spreads` gives the spreads of a and b.
     """
-    return gamma(stream, a, spread_a) / gamma(stream, b, spread_b)
+    x, rest = gamma(stream, a, spread_a), gamma(stream, b, spread_b)
+    scale = 1.0 / (x + rest)
+    return scale * x, scale * rest

@@ -31,7 +31,7 @@ from numba import uint64
 from metasd_bandits import checks
 from metasd_bandits.best_arm import BETA, best_arm_probabilities
 from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.draws import beta_odds, gamma_spreads, normal
+from metasd_bandits.draws import beta, gamma_spreads, normal
 from metasd_bandits.kernel import kernel
 from metasd_bandits.state import State, book, pick_max, record
 from metasd_bandits.stream import uniform, word
@@ -68,8 +68,7 @@ def select(s, stream):
 def largest_draw(s, stream):
     """The available arm whose Beta draw is the largest; the likeliest to be is drawn first."""
     first = favourite(s)
-    level = draw(s, stream, first)
-    rest = 1.0 / (1.0 + level)
+    x, rest = draw(s, stream, first)
     bits, left = uint64(0), 0
     for i in range(s.score.size):
         if s.available[i] == 0.0 or i == first:
@@ -78,26 +77,32 @@ def largest_draw(s, stream):
             bits, left = word(stream), 4
         u = (bits & uint64(0xFFFF)) * LEADING  # rounded down, which says "beaten" no more often
         bits, left = bits >> uint64(16), left - 1
-        if not beaten(s, i, u, level * rest, rest):
+        if not beaten(s, i, u, x, rest):
             u += LEADING * uniform(stream)
-            if not beaten(s, i, u, level * rest, rest):
-                return rivals(s, stream, first, level, i, u)
+            if not beaten(s, i, u, x, rest):
+                return rivals(s, stream, first, x, rest, i, u)
     return first
 
 
 @kernel
-def rivals(s, stream, first, level, i, u):
-    """The same from arm i on, whose uniform u leaves open whether it is beaten."""
-    best, rest = first, 1.0 / (1.0 + level)
+def rivals(s, stream, first, x, rest, i, u):
+    """The same from arm i on, whose uniform u leaves open whether it is beaten.
+
+    Draws are compared by their odds, x / (1 - x).
+    """
+    best, level = first, x / rest
     while True:
-        if not beaten(s, i, u, level * rest, rest):
-            if beaten(s, i, 1.0, level * rest, rest):
+        if not beaten(s, i, u, x, rest):
+            if beaten(s, i, 1.0, x, rest):
                 a, b = posterior(s, i)
-                odds = odds_beyond(stream, u, level * rest, rest, a, b)
+                odds = odds_beyond(stream, u, x, rest, a, b)
             else:
-                odds = draw(s, stream, i)
+                x_i, rest_i = draw(s, stream, i)
+                odds = x_i / rest_i
             if odds > level:
-                best, level, rest = i, odds, 1.0 / (1.0 + odds)
+                best, level = i, odds
+                rest = 1.0 / (1.0 + odds)
+                x = odds * rest
         i += 1
         while i < s.score.size and (s.available[i] == 0.0 or i == first):
             i += 1
@@ -108,9 +113,9 @@ def rivals(s, stream, first, level, i, u):
 
 @kernel
 def draw(s, stream, i):
-    """The odds of a draw from arm i's posterior."""
+    """A draw x from arm i's posterior, and 1 - x."""
     a, b = posterior(s, i)
-    return beta_odds(stream, a, b, s.rows[SPREAD_A, i], s.rows[SPREAD_B, i])
+    return beta(stream, a, b, s.rows[SPREAD_A, i], s.rows[SPREAD_B, i])
 
 
 @kernel

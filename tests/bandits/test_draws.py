@@ -24,7 +24,8 @@ def sample(kind, stream, a, b, n):
         elif kind == 1:
             out[i] = draws.gamma(stream, a, draws.gamma_spreads(a, 1.0)[0])
         elif kind == 2:
-            out[i] = draws.beta_odds(stream, a, b, *draws.gamma_spreads(a, b))
+            x, rest = draws.beta(stream, a, b, *draws.gamma_spreads(a, b))
+            out[i] = x / rest
         else:
             out[i] = uniform(stream)
     return out
