@@ -71,5 +71,5 @@ def choice(name: str, value: str, options: Iterable[str]) -> str:
     if value in known:
         return value
     near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {name} {value!r}{hint} Known: {', '.join(known)}")

@@ -151,8 +151,11 @@ def reproduce(
     """Predict the paper's bandit columns from its single-drafter columns."""
     where = workers(jobs, backend, scheduler)
     fitted = None
+    looked_at = REFITS[checks.choice("refit-on", refit_on, REFITS)]
+    if refit is None and looked_at:
+        raise checks.ConfigError(f"--refit-on {refit_on} fits nothing without --refit FILE; add it")
     if refit is not None:
-        fitted = fit(jobs=where, **REFITS[checks.choice("refit-on", refit_on, REFITS)])
+        fitted = fit(jobs=where, **looked_at)
         save_fitted(fitted, refit)
     report = reproduction(
         check_numbers(table), replications=replications, seed=seed, jobs=where, fitted=fitted

@@ -313,6 +313,11 @@ def test_a_report_is_strict_json() -> None:
         (["regret", "--draft-length", "0"], "draft_length=0"),
         (["regret", "--tokens", "0"], "tokens=0"),
         (["reproduce", "6"], "unknown table '6'"),
+        (
+            ["reproduce", "3", "--refit", "x.json", "--refit-on", "7"],
+            "unknown refit-on '7'. Known: 3, all",
+        ),
+        (["reproduce", "3", "--refit-on", "all"], "--refit-on all fits nothing without --refit"),
         (["ablate", "bet"], "did you mean 'beta'"),
         (["verify", "--only", "growh"], "did you mean 'growth'"),
         (["calibrate", "nowhere.jsonl"], "no such file"),
