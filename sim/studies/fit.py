@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
+from metasd_bandits import checks
 from sim.acceptance import Clustered
 from sim.jobs import Jobs
 from sim.paper import (
@@ -66,7 +67,14 @@ def fit(
         Tables of speedups to fit; what these hold is no longer predicted.
     columns : sequence of str
         Their bandit columns to fit: keys of `GRIDS`.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If a table is not kept or a column is unknown.
     """
+    for column in columns:
+        checks.choice("column", column, GRIDS)
     spread, cluster = fit_correlation()
     start = Fitted(spread=spread, cluster=cluster, tables=tuple(numbers))
     rows = [(n, name) for n in numbers for name in load_table(n)["rows"]]
