@@ -213,8 +213,12 @@ def test_a_real_ctrl_c_keeps_the_trace(model, tmp_path):
         return []
 
     metasd = MetaSD(model, drafters=[Script("slow", slow)], policy="fixed", reward="bd")
-    threading.Thread(target=press).start()
-    output = interrupted(metasd, tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        threading.Thread(target=press).start()
+        output = interrupted(metasd, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(output.trace) == 2
     answer = greedy_text(model, PROMPT, 40)
     assert output.sequences[0].tolist() == answer[: output.sequences.shape[1]]
