@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from metasd_bandits.trace import Trace, TraceHeader
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment
+from sim.files import save_json
 from sim.lengths import Empirical
 from sim.report import Interval
 from sim.simulate import sample_rounds
@@ -309,12 +309,7 @@ def save_environment(calibration: Calibration, path: Path) -> None:
         },
         "lengths": list(environment.lengths.values),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_json(content, path)
 
 
 def load_environment(path: Path) -> tuple[Environment, dict[str, Any]]:

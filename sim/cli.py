@@ -149,7 +149,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Predict the paper's bandit columns from its single-drafter columns."""
-    where = workers(jobs, backend, scheduler)
+    where, numbers = workers(jobs, backend, scheduler), check_numbers(table)
     fitted = None
     looked_at = REFITS[checks.choice("refit-on", refit_on, REFITS)]
     if refit is None and looked_at:
@@ -157,9 +157,7 @@ def reproduce(
     if refit is not None:
         fitted = fit(jobs=where, **looked_at)
         save_fitted(fitted, refit)
-    report = reproduction(
-        check_numbers(table), replications=replications, seed=seed, jobs=where, fitted=fitted
-    )
+    report = reproduction(numbers, replications=replications, seed=seed, jobs=where, fitted=fitted)
     present(report, as_json, plot)
 
 

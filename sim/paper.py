@@ -26,6 +26,7 @@ from metasd_bandits import checks
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment
+from sim.files import save_json
 from sim.lengths import EndOfText, Lengths
 
 __all__ = [
@@ -100,8 +101,8 @@ def load_fitted() -> Fitted:
 
 
 def save_fitted(fitted: Fitted, path: Path) -> None:
-    """Write parameters as `load_fitted` reads them."""
-    path.write_text(json.dumps(asdict(fitted), indent=1) + "\n")
+    """Write parameters as `load_fitted` reads them, beside the name and then renamed."""
+    save_json(asdict(fitted), path)
 
 
 def round_cost(number: int, row: str, fitted: Fitted) -> float:

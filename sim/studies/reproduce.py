@@ -115,7 +115,8 @@ def reproduce(
         f"table {tables} (correlation on table 2) and frozen: {_short(fitted)}"
     )
     title = "Tables of arXiv 2604.05417, predicted"
-    return Report(title, rows, notes, data, (lambda: _draw(cells)) if cells else None)
+    draw = (lambda: _draw(cells, fitted.tables)) if cells else None
+    return Report(title, rows, notes, data, draw)
 
 
 def predict_table(
@@ -170,21 +171,18 @@ def score(
         out["all bandit columns, tables not fitted: mean |error| % (goal 8)"] = _mean_error(fresh)
     out["UCB: mean |error| %"] = _mean_error(cells, "ucb")
     out["all bandit columns: mean |error| %"] = _mean_error(cells)
-    wrong, several = _rows_in_another_order(cells)
-    if several:
-        right = 100.0 * (1.0 - len(wrong) / several)
-        out["rows with the right order of policies % (goal 90)"] = round(right, 1)
+    order, wrong = _order(cells)
+    if not math.isnan(order):
+        out["rows with the right order of policies % (goal 90)"] = order
         out["rows in another order"] = wrong
-    usual = [c for c in cells if c.row not in load_table(c.table).get("outliers", ())]
-    if fresh and len(usual) < len(cells):
-        named = sorted({f"{c.table} {c.row}" for c in cells if c not in usual})
-        out["outliers"] = named
-        rest = [c for c in usual if c.table not in fitted_on]
+    odd = [c for c in cells if c.row in load_table(c.table).get("outliers", ())]
+    if fresh and odd:
+        usual = [c for c in cells if c not in odd]
+        rest = [c for c in fresh if c not in odd]
+        out["outliers"] = list(dict.fromkeys(f"{c.table} {c.row}" for c in odd))
         out["without them: UCB, tables not fitted: mean |error| %"] = _mean_error(rest, "ucb")
-        wrong, several = _rows_in_another_order(usual)
-        if several:
-            right = 100.0 * (1.0 - len(wrong) / several)
-            out["without them: rows with the right order of policies %"] = round(right, 1)
+        if not math.isnan(order := _order(usual)[0]):
+            out["without them: rows with the right order of policies %"] = order
     learned: dict[int, list[float]] = {}
     for c in cells:
         if c.column == "ucb":
@@ -202,14 +200,17 @@ def _mean_error(cells: Sequence[Prediction], column: str | None = None) -> float
     return round(float(np.mean(errors)), 2) if errors else math.nan
 
 
-def _rows_in_another_order(cells: Sequence[Prediction]) -> tuple[list[str], int]:
-    """Rows that are predicted in another order than the paper's, and rows of several columns."""
+def _order(cells: Sequence[Prediction]) -> tuple[float, list[str]]:
+    """Percent of the rows of several columns that are predicted in the paper's order; the others.
+
+    NaN where no row has several columns.
+    """
     rows: dict[tuple[int, str], list[Prediction]] = {}
     for c in cells:
         rows.setdefault((c.table, c.row), []).append(c)
-    several = {key: row for key, row in rows.items() if len(row) > 1}
-    wrong = [f"{t} {name}" for (t, name), row in several.items() if not _same_order(row)]
-    return wrong, len(several)
+    right = {key: _same_order(row) for key, row in rows.items() if len(row) > 1}
+    share = 100.0 * sum(right.values()) / len(right) if right else math.nan
+    return round(share, 1), [f"{t} {name}" for (t, name), ok in right.items() if not ok]
 
 
 def _same_order(row: Sequence[Prediction]) -> bool:
@@ -279,12 +280,12 @@ def _short(fitted: Fitted) -> str:
     return ", ".join(f"{k} {v:g}" for k, v in values.items()) + f"; tokens: {lengths}"
 
 
-def _draw(cells: Sequence[Prediction]) -> Figure:
+def _draw(cells: Sequence[Prediction], fitted_on: Sequence[int]) -> Figure:
     figure, axes = new_figure(width=6.4, height=5.2)
     columns = [column for column in _MARKS if any(c.column == column for c in cells)]
     for column, colour in zip(columns, COLOURS, strict=False):
         for fitted, face in ((True, "none"), (False, colour)):
-            of = [c for c in cells if c.column == column and (c.table == FITTED_TABLE) == fitted]
+            of = [c for c in cells if c.column == column and (c.table in fitted_on) == fitted]
             label = f"{column} (fitted)" if fitted else column
             if of:
                 axes.plot(

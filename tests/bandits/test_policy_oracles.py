@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import special, stats
 
 from metasd_bandits import make_policy
 from metasd_bandits.specialise import specialise
@@ -118,6 +118,21 @@ def test_thompson_propensities_equal_the_closed_form():
         a, c = s.rows[0] + 1
         b, d = s.rows[1] + 1
         assert policy.probabilities()[0] == pytest.approx(beats(a, b, c, d), abs=1e-12)
+
+
+def test_thompson_chooses_with_its_propensities():
+    """More arms than share a word of random bits, one masked, few and many pulls between them."""
+    rng = np.random.default_rng(1)
+    policy, n = make_policy("thompson"), 200_000
+    for pulls in (10, 300):
+        policy.reset(11, seed=2)
+        for _ in range(pulls):
+            policy.update(int(rng.integers(11)), float(rng.random() < 0.5))
+        mask = np.arange(11) != 6
+        p = policy.probabilities(mask)
+        counts = np.bincount([policy.select(mask) for _ in range(n)], minlength=11)
+        assert counts[6] == p[6] == 0.0
+        assert stats.chisquare(counts[mask], n * p[mask] / p[mask].sum()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(
