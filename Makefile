@@ -49,11 +49,11 @@ bench-decode: $(VENV)/.installed
 
 # PEERS: a Python with economize and flashspec, to have them take part.
 bench-batch: $(VENV)/.installed
-	$(PY) -m metasd_runtime.bench_batch $(if $(PEERS),--peers $(PEERS))
+	$(PY) -m metasd_runtime.bench.batches $(if $(PEERS),--peers $(PEERS))
 
 bench-bandits: $(VENV)/.installed .venv-peers/.installed
-	$(PY) -m metasd_bandits.bench --peers .venv-peers/bin/python
-	$(PY) -m metasd_bandits.bench_replay
+	$(PY) -m metasd_bandits.bench.decisions --peers .venv-peers/bin/python
+	$(PY) -m metasd_bandits.bench.replay
 
 bench-sim: $(VENV)/.installed .venv-peers/.installed
 	$(PY) -m sim.bench --peers .venv-peers/bin/python

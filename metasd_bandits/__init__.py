@@ -8,7 +8,7 @@ from metasd_bandits.policy import Decision, Policy
 from metasd_bandits.registry import POLICIES, make_policy, register_policy
 from metasd_bandits.rewards import REWARDS, make_reward
 from metasd_bandits.round import Round
-from metasd_bandits.trace import Trace, TraceError, TraceHeader, TraceWriter, read_trace
+from metasd_bandits.traces.jsonl import Trace, TraceError, TraceHeader, TraceWriter, read_trace
 
 __all__ = [
     "POLICIES",

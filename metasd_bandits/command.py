@@ -11,7 +11,7 @@ import typer
 
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.intervals import ReplayError
-from metasd_bandits.trace import TraceError
+from metasd_bandits.traces.jsonl import TraceError
 
 __all__ = ["fail", "plainly"]
 

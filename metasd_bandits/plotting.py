@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
-    from metasd_bandits.curves import Curves
+    from metasd_bandits.replay.curves import Curves
 
 __all__ = [
     "COLOURS",

@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 
 from metasd_bandits import ConfigError
-from metasd_bandits.trace import TraceError
+from metasd_bandits.traces.jsonl import TraceError
 from metasd_runtime.bench.cli import bench, report
-from metasd_runtime.model_store import ModelError
-from metasd_runtime.models_cli import app as models_app
-from metasd_runtime.pool import PoolError
-from metasd_runtime.router_cli import train_router_command
+from metasd_runtime.drafters.pool import PoolError
+from metasd_runtime.model.cli import app as models_app
+from metasd_runtime.model.store import ModelError
 from metasd_runtime.training.cli import show_pool, train
+from metasd_runtime.training.router_cli import train_router_command
 
 __all__ = ["app", "main"]
 
@@ -156,7 +156,7 @@ def demo(
     compiled: COMPILED = False,
 ) -> None:
     """Decode five prompts, plainly and with MetaSD-UCB, and compare."""
-    from metasd_runtime.demo import run
+    from metasd_runtime.bench.demo import run
 
     run(out, max_new_tokens, dtype, device, compiled)
 

@@ -19,21 +19,17 @@ from transformers import (
 )
 
 from metasd_bandits import Policy, Round, TraceHeader, checks
-from metasd_runtime.call import Settled, settle
-from metasd_runtime.compiled import compile_forward
-from metasd_runtime.decoder import Query
-from metasd_runtime.draft import Drafter
-from metasd_runtime.drafters import make_pool
+from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.learned_router import policy_by_name
+from metasd_runtime.decoding.loop import Query
+from metasd_runtime.decoding.router import Router, Scope
 from metasd_runtime.drafters.capped import joint_arms
-from metasd_runtime.drafters.eagle_step import compile_steps
-from metasd_runtime.front_door import FrontDoor, behind, prompts_of
-from metasd_runtime.learned_router import policy_by_name
-from metasd_runtime.models import load_target, log
-from metasd_runtime.output import Interrupted, Output
-from metasd_runtime.per_call import CallOptions, router_for
-from metasd_runtime.request import Request, let_go
-from metasd_runtime.router import Router, Scope
-from metasd_runtime.rows import (
+from metasd_runtime.drafters.eagle.compiled import compile_steps
+from metasd_runtime.drafters.registry import make_pool
+from metasd_runtime.generation.custom_generate import FrontDoor, behind, prompts_of
+from metasd_runtime.generation.options import CallOptions, router_for
+from metasd_runtime.generation.output import Interrupted, Output
+from metasd_runtime.generation.prompts import (
     Prompt,
     check_outputs,
     keep_scores,
@@ -41,10 +37,14 @@ from metasd_runtime.rows import (
     repeat,
     settle_rows,
 )
-from metasd_runtime.target import Target
+from metasd_runtime.generation.request import Request, let_go
+from metasd_runtime.generation.settings import Settled, settle
+from metasd_runtime.model.compiled import compile_forward
+from metasd_runtime.model.load import load_target, log
+from metasd_runtime.model.target import Target
 
 if TYPE_CHECKING:
-    from metasd_runtime.many import Progress, RowOutput
+    from metasd_runtime.generation.continuous import Progress, RowOutput
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
@@ -62,7 +62,7 @@ class MetaSD(FrontDoor):
     tokenizer : PreTrainedTokenizerBase, optional
         Needed for stop strings and for checking that a drafter shares the vocabulary.
     drafters : sequence of str or Drafter
-        Names as `metasd_runtime.drafters.make_pool` reads them, or objects of your own.
+        Names as `metasd_runtime.drafters.registry.make_pool` reads them, or objects of your own.
     policy : str or Policy, default "ucb"
         As `metasd_bandits.make_policy` reads it, ``"ucb:beta=0.5"``, or an object of your own.
     reward : {"throughput", "bd", "be"}
@@ -148,7 +148,7 @@ class MetaSD(FrontDoor):
         target : str or Path
             ``"smollm2-135m"``, the embedded default, or any causal LM.
         dtype, device : optional
-            Chosen by `metasd_runtime.models.load_target` where they are not given.
+            Chosen by `metasd_runtime.model.load.load_target` where they are not given.
         **options
             As for `MetaSD`.
         """
@@ -298,7 +298,7 @@ streamer, tokenizer
             Each row's own is derived from it and the row's number; drawn from torch's generator
             where it is not given.
         progress : bool or callable
-            A bar, or a function that is given a `metasd_runtime.many.Progress` after each round.
+            A bar, or a function that is given a `metasd_runtime.generation.continuous.Progress` after each round.
         trace, on_round
             As for `generate`; the rows' rounds are interleaved, told apart by their query.
         **settings
@@ -319,7 +319,7 @@ streamer, tokenizer
         InterruptedMany
             On Ctrl-C, with what was made so far.
         """
-        from metasd_runtime.many import generate_many  # it builds on this module
+        from metasd_runtime.generation.continuous import generate_many  # it builds on this module
 
         return generate_many(
             self,

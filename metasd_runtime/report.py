@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from metasd_runtime.statistics import Statistics
+from metasd_runtime.generation.statistics import Statistics
 
 __all__ = ["arm_table", "summary_line"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.kernel import kernel
-from metasd_bandits.stream import uniform
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.stream import uniform
 from sim.acceptance.base import rates_by_domain
 
 __all__ = ["Arms", "Bernoulli", "RewardTable", "against_ucb"]

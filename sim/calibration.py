@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from metasd_bandits import checks
-from metasd_bandits.trace import Trace, TraceHeader
+from metasd_bandits.traces.jsonl import Trace, TraceHeader
 from sim.acceptance import Clustered
 from sim.costs import Costs
 from sim.environment import Environment

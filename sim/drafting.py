@@ -1,6 +1,6 @@
 """One drafter's rounds, drawn one after the other. A template, as `sim.decoding` is."""
 
-from metasd_bandits.lean import lean
+from metasd_bandits.compiled.lean import lean
 from sim.defaults import begin, draft  # bound by specialise
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from metasd_bandits.compiled.specialise import MARKER
 from metasd_bandits.policy import Policy
-from metasd_bandits.specialise import MARKER
 
 __all__ = ["interpret"]
 
@@ -22,7 +22,7 @@ def interpret(
     ]
     text = "\n".join(lines)
     for name in ("kernel", "lean"):
-        text = text.replace(f"from metasd_bandits.{name} import {name}", "")
+        text = text.replace(f"from metasd_bandits.compiled.{name} import {name}", "")
     module = ModuleType(f"{template.__name__}_interpreted")
     module.__dict__.update(
         kernel=lambda function: function,

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from metasd_bandits.kernel import kernel
-from metasd_bandits.lean import lean
-from metasd_bandits.state import put, view
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.lean import lean
+from metasd_bandits.compiled.state import put, view
 from sim.acceptance.base import Place
 from sim.defaults import pay, place, select, update  # bound by specialise
 

@@ -17,11 +17,11 @@ from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.lean import counted
+from metasd_bandits.compiled.lean import counted
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.specialise import specialise
 from metasd_bandits.policy import Policy
 from metasd_bandits.registry import make_policy
-from metasd_bandits.specialise import specialise
 from sim import decoding, drafting, pulling
 from sim.acceptance.base import AcceptanceModel, Place
 from sim.arms import Arms
@@ -349,7 +349,7 @@ class Player:
             what, how = f"the function {plain[0]!r}", "decorate it with @numba.njit(cache=True)"
         else:
             what = f"policy {self.policy.name!r}"
-            how = "derive it from metasd_bandits.compiled.CompiledPolicy with njit functions"
+            how = "derive it from metasd_bandits.compiled.policy.CompiledPolicy with njit functions"
         warnings.warn(
             f"{what} is plain Python, so the simulator runs interpreted, hundreds of times slower; "
             f"{how}",

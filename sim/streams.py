@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metasd_bandits.stream import make_stream
+from metasd_bandits.compiled.stream import make_stream
 
 __all__ = ["Streams", "replication_streams"]
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index, recent_pulls
-from metasd_bandits.state import record
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import COUNT, TOTAL, index_rule, recent_index, recent_pulls
+from metasd_bandits.compiled.state import record
 
 __all__ = ["DiscountedUCB"]
 

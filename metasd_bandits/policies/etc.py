@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasd_bandits import checks, elimination
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.elimination import probabilities, propensity, select, update
-from metasd_bandits.state import State
+from metasd_bandits import checks
+from metasd_bandits.compiled import schedules
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.schedules import probabilities, propensity, select, update
+from metasd_bandits.compiled.state import State
 
 __all__ = ["ExploreThenCommit", "probabilities", "propensity", "select", "update"]
 
@@ -44,7 +45,7 @@ class ExploreThenCommit(CompiledPolicy):
     """
 
     name = "etc"
-    rows = elimination.N_ROWS
+    rows = schedules.N_ROWS
     restarts = True
     explore: int = 5
 
@@ -52,7 +53,7 @@ class ExploreThenCommit(CompiledPolicy):
         checks.integer("explore", self.explore, 1)
 
     def memory(self, n_arms: int) -> int:
-        return elimination.schedule_size(1)
+        return schedules.schedule_size(1)
 
     def prepare(self, s: State) -> None:
-        elimination.set_schedule(s, [(self.explore, 1)])
+        schedules.set_schedule(s, [(self.explore, 1)])

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import importance, mix, sampling_rule, softmax
-from metasd_bandits.state import State, record
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import importance, mix, sampling_rule, softmax
+from metasd_bandits.compiled.state import State, record
 
 __all__ = ["EXP3"]
 

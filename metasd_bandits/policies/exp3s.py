@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import importance, mix, sampling_rule, softmax
-from metasd_bandits.state import record
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import importance, mix, sampling_rule, softmax
+from metasd_bandits.compiled.state import record
 
 __all__ = ["EXP3S"]
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import anytime_rate, learn_loss, sampling_rule, softmax
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import anytime_rate, learn_loss, sampling_rule, softmax
 
 __all__ = ["EXP3Spec"]
 

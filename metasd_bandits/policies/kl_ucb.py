@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import index_rule
-from metasd_bandits.state import record, trials
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import index_rule
+from metasd_bandits.compiled.state import record, trials
 
 __all__ = ["KLUCB", "kl_bernoulli", "kl_bernoulli_upper"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import index_rule, learn_mean
-from metasd_bandits.state import pick_max
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import index_rule, learn_mean
+from metasd_bandits.compiled.state import pick_max
 
 __all__ = ["RoundRobin"]
 

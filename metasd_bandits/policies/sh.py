@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasd_bandits import checks, elimination
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.elimination import probabilities, propensity, select, update
-from metasd_bandits.state import State
+from metasd_bandits import checks
+from metasd_bandits.compiled import schedules
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.schedules import probabilities, propensity, select, update
+from metasd_bandits.compiled.state import State
 
 __all__ = ["SequentialHalving", "halving", "probabilities", "propensity", "select", "update"]
 
@@ -64,7 +65,7 @@ class SequentialHalving(CompiledPolicy):
     """
 
     name = "sh"
-    rows = elimination.N_ROWS
+    rows = schedules.N_ROWS
     restarts = True
     budget: int | None = None
 
@@ -76,11 +77,11 @@ class SequentialHalving(CompiledPolicy):
         return (float(self.budget or 0),)
 
     def memory(self, n_arms: int) -> int:
-        return elimination.schedule_size((n_arms - 1).bit_length())
+        return schedules.schedule_size((n_arms - 1).bit_length())
 
     def prepare(self, s: State) -> None:
         n_arms = s.pulls.size
         least = n_arms * (n_arms - 1).bit_length()
         if self.budget is not None:
             checks.integer(f"budget (for {n_arms} arms)", self.budget, least)
-        elimination.set_schedule(s, halving(n_arms, self.budget or 2 * least))
+        schedules.set_schedule(s, halving(n_arms, self.budget or 2 * least))

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import COUNT, TOTAL, index_rule, recent_index
-from metasd_bandits.state import State, record
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import COUNT, TOTAL, index_rule, recent_index
+from metasd_bandits.compiled.state import State, record
 
 __all__ = ["SlidingWindowUCB"]
 

@@ -15,8 +15,8 @@ r"""Thompson sampling: draw from each arm's posterior, play the largest draw.
 Untried arms are not forced: the prior speaks for them. Rewards not yet back are not anticipated;
 rows that select at the same time spread by their draws. Of Beta posteriors only the draw of the arm
 with the largest mode is always made; the others' are made where they may exceed the largest so far
-(`metasd_bandits.tail`), which changes no probability. Propensities are exact to about 1e-13,
-by quadrature (`metasd_bandits.best_arm`), at O(K^2) cost; a plain ``select`` does not pay it.
+(`metasd_bandits.compiled.beta_tail`), which changes no probability. Propensities are exact to about 1e-13,
+by quadrature (`metasd_bandits.compiled.best_arm`), at O(K^2) cost; a plain ``select`` does not pay it.
 Source: Thompson (1933); Agrawal and Goyal (2013). A decision costs O(K), an update O(1).
 """
 
@@ -29,13 +29,19 @@ from dataclasses import dataclass
 from numba import uint64
 
 from metasd_bandits import checks
-from metasd_bandits.best_arm import BETA, best_arm_probabilities
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.draws import beta, gamma_spreads, normal
-from metasd_bandits.kernel import kernel
-from metasd_bandits.state import State, book, pick_max, record
-from metasd_bandits.stream import uniform, word
-from metasd_bandits.tail import mode_of, odds_beyond, peak_bound, surely_below, tail_weight
+from metasd_bandits.compiled.best_arm import BETA, best_arm_probabilities
+from metasd_bandits.compiled.beta_tail import (
+    mode_of,
+    odds_beyond,
+    peak_bound,
+    surely_below,
+    tail_weight,
+)
+from metasd_bandits.compiled.draws import beta, gamma_spreads, normal
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.state import State, book, pick_max, record
+from metasd_bandits.compiled.stream import uniform, word
 
 __all__ = ["Thompson"]
 

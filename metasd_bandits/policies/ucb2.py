@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from metasd_bandits import checks
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import index_rule, learn_mean
-from metasd_bandits.state import pick_max, trials
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import index_rule, learn_mean
+from metasd_bandits.compiled.state import pick_max, trials
 
 __all__ = ["UCB2"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasd_bandits.compiled import CompiledPolicy
-from metasd_bandits.kernel import kernel
-from metasd_bandits.rules import index_rule, learn_mean
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.policy import CompiledPolicy
+from metasd_bandits.compiled.rules import index_rule, learn_mean
 
 __all__ = ["Uniform"]
 

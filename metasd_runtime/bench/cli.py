@@ -55,12 +55,12 @@ def bench(
 ) -> None:
     """Run SUITE and write tables, pictures and a page; a run that was stopped goes on."""
     from metasd_runtime.bench.methods import contenders
+    from metasd_runtime.bench.peers import Peers
     from metasd_runtime.bench.results import read_results
     from metasd_runtime.bench.run import run
     from metasd_runtime.bench.suite import find_suite, read_suite
     from metasd_runtime.bench.tasks import load_items
-    from metasd_runtime.models import load_target
-    from metasd_runtime.peers import Peers
+    from metasd_runtime.model.load import load_target
 
     if show:
         _list_suites()

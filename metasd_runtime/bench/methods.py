@@ -15,21 +15,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from metasd_bandits import Round, TraceHeader, checks
+from metasd_runtime.bench.peers import Peers, RefusedError
 from metasd_runtime.bench.suite import PEERS, PLAIN, Method, Suite
-from metasd_runtime.compiled import compile_forward
-from metasd_runtime.draft import Drafter
-from metasd_runtime.drafters import make_drafter, make_pool
-from metasd_runtime.drafters.eagle_step import compile_steps
-from metasd_runtime.hf import end_tokens
-from metasd_runtime.learned_router import LearnedRouter
+from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.learned_router import LearnedRouter
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.drafters.eagle.compiled import compile_steps
+from metasd_runtime.drafters.pool import MANIFEST
+from metasd_runtime.drafters.registry import make_drafter, make_pool
+from metasd_runtime.generation.output import Output
+from metasd_runtime.generation.statistics import Statistics
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import LoadedModel, load_target, log
-from metasd_runtime.output import Output
-from metasd_runtime.peers import Peers, RefusedError
-from metasd_runtime.pool import MANIFEST
-from metasd_runtime.router import Router
-from metasd_runtime.statistics import Statistics
-from metasd_runtime.target import Target
+from metasd_runtime.model.compiled import compile_forward
+from metasd_runtime.model.hf import end_tokens
+from metasd_runtime.model.load import LoadedModel, load_target, log
+from metasd_runtime.model.target import Target
 
 __all__ = ["Answer", "Contender", "Setting", "contenders"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from metasd_bandits.parquet import beside
+from metasd_bandits.traces.parquet import beside
 from metasd_runtime.bench.pictures import Picture, draw_all
 from metasd_runtime.bench.results import Results, write_parquet
 from metasd_runtime.bench.tables import Table, tables

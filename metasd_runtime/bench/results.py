@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from metasd_bandits import Round, Trace, checks, read_trace
 from metasd_bandits.intervals import Bootstrap
-from metasd_bandits.parquet import beside
+from metasd_bandits.traces.parquet import beside
 from metasd_runtime.bench.run import FORMAT, RESULTS, TRACES, VERSION, Line
 
 __all__ = ["Ratio", "Results", "View", "read_results", "speed_ratio", "task_of", "write_parquet"]

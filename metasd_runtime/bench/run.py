@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from metasd_bandits import Round, TraceHeader, TraceWriter, checks, read_trace
-from metasd_bandits.parquet import beside
-from metasd_runtime.agreement import Agreement, compare
+from metasd_bandits.traces.parquet import beside
+from metasd_runtime.bench.agreement import Agreement, compare
 from metasd_runtime.bench.machine import machine
 from metasd_runtime.bench.methods import Answer, Contender
+from metasd_runtime.bench.peers import RefusedError
 from metasd_runtime.bench.suite import Suite
 from metasd_runtime.bench.tasks import Item
-from metasd_runtime.models import LoadedModel, log
-from metasd_runtime.peers import RefusedError
+from metasd_runtime.decoding.randomness import row_seed
+from metasd_runtime.model.load import LoadedModel, log
+from metasd_runtime.model.target import Target
 from metasd_runtime.prompts import chat_tokens
-from metasd_runtime.randomness import row_seed
-from metasd_runtime.target import Target
 
 __all__ = ["FORMAT", "RESULTS", "TRACES", "VERSION", "Step", "run"]
 

@@ -12,11 +12,11 @@ from typing import Any
 from transformers import GenerationConfig
 
 from metasd_bandits import checks, make_policy, make_reward
-from metasd_runtime.bench_peers import ENGINES as PEERS
-from metasd_runtime.drafters import DRAFTERS
-from metasd_runtime.learned_router import LearnedRouter
+from metasd_runtime.bench.peer_process import ENGINES as PEERS
+from metasd_runtime.decoding.learned_router import LearnedRouter
+from metasd_runtime.drafters.registry import DRAFTERS
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import DTYPES
+from metasd_runtime.model.load import DTYPES
 from metasd_runtime.toml import read_toml
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 
 OWN_PROMPTS = "own"
 PLAIN = "plain"
-_FOLDER = Path(__file__).parent.parent / "suites"
+_FOLDER = Path(__file__).parent / "suites"
 _ENGINES = ("metasd", "transformers", *PEERS)
 _MODES = ("homogeneous", "heterogeneous")
 
@@ -86,9 +86,9 @@ class Method:
         Stands in the tables.
     engine : {"metasd", "transformers", "economize", "flashspec"}
         Ours, the library's own `generate`, or prompt lookup of another package, which runs in an
-        environment of its own (`metasd_runtime.peers`).
+        environment of its own (`metasd_runtime.bench.peers`).
     drafters : tuple of str
-        The pool, as `metasd_runtime.drafters.make_pool` reads it; the suite's where it is empty.
+        The pool, as `metasd_runtime.drafters.registry.make_pool` reads it; the suite's where it is empty.
     policy : str
         As `metasd_bandits.make_policy` reads it, or ``learned-router:PATH``.
     each : bool
@@ -152,7 +152,7 @@ class Suite:
     data : str
         Where the data is to be had, for whoever does not have it.
     target, dtype : str
-        As `metasd_runtime.models.load_target` takes them.
+        As `metasd_runtime.model.load.load_target` takes them.
     drafters : tuple of str
         The pool.
     draft_lengths, batches, temperatures, seeds : tuples of numbers
@@ -160,7 +160,7 @@ class Suite:
     warm_up : int
         Tokens that each method decodes before the clock runs.
     compiled : bool
-        Compile the target's forward (`metasd_runtime.compiled`), for plain decoding as for all of
+        Compile the target's forward (`metasd_runtime.model.compiled`), for plain decoding as for all of
         ours, and the EAGLE heads' steps; the library's methods and other packages stay as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.

@@ -11,7 +11,7 @@ import rich.table
 from metasd_bandits import Round
 from metasd_runtime.bench.results import Results, View, speed_ratio
 from metasd_runtime.bench.run import Line
-from metasd_runtime.statistics import ArmStatistics
+from metasd_runtime.generation.statistics import ArmStatistics
 
 __all__ = ["PARTS", "Table", "arm_statistics", "tables"]
 

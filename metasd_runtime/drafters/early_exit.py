@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import CachedModel, Target
+from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.model.target import CachedModel, Target
 
 __all__ = ["EarlyExit"]
 

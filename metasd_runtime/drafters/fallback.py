@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.sampling import Sampling
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.sampling import Sampling
 
 __all__ = ["Fallback", "after", "passes"]
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.language_model import refuse_beyond
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import CachedModel
+from metasd_runtime.model.target import CachedModel
 
 __all__ = ["ForeignModel", "SharedTokens", "TextMatch", "shared_tokens"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
-from metasd_runtime.reading import CacheStrategy, Reading, make_cache_strategy
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import CachedModel
+from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.catch_up import CacheStrategy, Reading, make_cache_strategy
+from metasd_runtime.model.target import CachedModel
 
 __all__ = ["READ_CHUNK", "LanguageModel", "fit", "refuse_beyond"]
 
@@ -34,7 +34,7 @@ class LanguageModel(Drafter):
         family pad their vocabularies differently).
     name : str, default "lm"
     cache : {"recompute", "streaming", "lazy"} or CacheStrategy
-        How debts are paid (`metasd_runtime.reading`).
+        How debts are paid (`metasd_runtime.drafters.catch_up`).
     """
 
     def __init__(

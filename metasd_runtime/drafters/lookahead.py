@@ -7,9 +7,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.model.target import Target
 
 __all__ = ["GuessPool", "Lookahead"]
 

@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter, DrafterUnavailableError
-from metasd_runtime.drafters.draft_head import DraftHead
-from metasd_runtime.drafters.eagle_head import Matrix, quantise
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.eagle.head import Matrix, quantise
+from metasd_runtime.drafters.output_head import DraftHead
+from metasd_runtime.model.target import Target
 
 __all__ = ["ParallelHeads", "ParallelShape"]
 

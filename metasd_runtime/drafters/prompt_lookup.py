@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.sampling import Sampling
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.sampling import Sampling
 
 __all__ = ["PromptLookup"]
 

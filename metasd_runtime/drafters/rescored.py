@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from metasd_bandits import checks
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.drafters.parallel_heads import ParallelHeads
-from metasd_runtime.sampling import Sampling
 
 __all__ = ["CANDIDATES", "WEIGHT", "Rescored", "best_path"]
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from metasd_bandits import checks
+from metasd_runtime.drafters.catch_up import CacheStrategy
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.reading import CacheStrategy
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 __all__ = ["SmallShape", "small_language_model"]
 

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from metasd_runtime.hf import cache_argument, cache_of, new_layers
+from metasd_runtime.model.hf import cache_argument, cache_of, new_layers
 from metasd_runtime.training.prompts import Prompt
 
 __all__ = ["Answer", "Answerer", "answer_all", "ends_of", "features_of", "read_answers"]
@@ -204,7 +204,7 @@ class Answerer:
         Tokens that end an answer.
     max_new_tokens : int
     layers : tuple of int
-        Hidden states to keep, as `metasd_runtime.draft.Drafter.feature_layers` numbers them.
+        Hidden states to keep, as `metasd_runtime.decoding.drafter.Drafter.feature_layers` numbers them.
     """
 
     def __init__(

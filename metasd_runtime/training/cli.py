@@ -31,7 +31,7 @@ def train(
 
     Interrupted, the same command continues where it stopped.
     """
-    from metasd_runtime.models import ModelError, load_target
+    from metasd_runtime.model.load import ModelError, load_target
     from metasd_runtime.training.config import read_config
     from metasd_runtime.training.learn import TrainingError
     from metasd_runtime.training.pipeline import train_pool
@@ -71,8 +71,8 @@ def show_pool(
 
     With --on, given once for each task: how well it drafts the target's answers to those prompts.
     """
-    from metasd_runtime.models import ModelError
-    from metasd_runtime.pool import PoolError, read_manifest, ready_pool
+    from metasd_runtime.drafters.pool import PoolError, read_manifest, ready_pool
+    from metasd_runtime.model.load import ModelError
     from metasd_runtime.training.evaluate import Acceptance
     from metasd_runtime.training.report import matrix_table
 
@@ -103,10 +103,10 @@ def show_pool(
 
 
 def _show_on(console: Console, path: Path, on: list[str], most: int, dtype: str) -> None:
-    from metasd_runtime.models import load_target
-    from metasd_runtime.pool import read_manifest
-    from metasd_runtime.training.elsewhere import evaluate_on, prompts_of
+    from metasd_runtime.drafters.pool import read_manifest
+    from metasd_runtime.model.load import load_target
     from metasd_runtime.training.report import matrix_table
+    from metasd_runtime.training.transfer import evaluate_on, prompts_of
 
     texts = prompts_of(on, checks.integer("prompts", most, 1))
     loaded = load_target(read_manifest(path)["target"]["name"], dtype=dtype)

@@ -142,7 +142,7 @@ class PoolConfig:
     Attributes
     ----------
     target : str
-        As `metasd_runtime.models.load_target` takes it.
+        As `metasd_runtime.model.load.load_target` takes it.
     domains : dict of str to str
         Name and source of prompts: a JSON Lines file or a Hugging Face dataset id.
     seed : int

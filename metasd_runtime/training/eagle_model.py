@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
-from metasd_runtime.drafters.eagle_head import (
+from metasd_runtime.drafters.eagle.head import (
     EagleShape,
     normalise,
     rotary_tables,

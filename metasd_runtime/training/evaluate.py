@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from metasd_runtime.drafters.draft_head import with_prompt
 from metasd_runtime.drafters.ngram import NGram
+from metasd_runtime.drafters.output_head import with_prompt
 from metasd_runtime.drafters.rescored import CANDIDATES, WEIGHT, best_path
 from metasd_runtime.training.corpus import Batch, Text
 from metasd_runtime.training.learn import half, target_probabilities

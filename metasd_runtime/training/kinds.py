@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from metasd_runtime.drafters.eagle_head import EagleShape
+from metasd_runtime.drafters.eagle.head import EagleShape
 from metasd_runtime.drafters.parallel_heads import ParallelShape
 from metasd_runtime.drafters.small_lm import SmallShape
 from metasd_runtime.training.config import RATES, PoolConfig
 from metasd_runtime.training.corpus import Text
 from metasd_runtime.training.eagle_model import EagleModel
-from metasd_runtime.training.initial import initial_weights
+from metasd_runtime.training.initialise import initial_weights
 from metasd_runtime.training.learn import Learning
 from metasd_runtime.training.lm_model import LmModel, initial_lm
 from metasd_runtime.training.parallel_model import ParallelModel, initial_parallel

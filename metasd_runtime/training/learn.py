@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metasd_runtime.models import choose_dtype
+from metasd_runtime.model.load import choose_dtype
 from metasd_runtime.training.corpus import Batch, Text
 from metasd_runtime.training.student import Student
 

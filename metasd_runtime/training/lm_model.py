@@ -13,7 +13,7 @@ from transformers import LlamaModel
 from metasd_bandits import checks
 from metasd_runtime.drafters.small_lm import SmallShape
 from metasd_runtime.training.corpus import Batch, Text
-from metasd_runtime.training.initial import ridge
+from metasd_runtime.training.initialise import ridge
 from metasd_runtime.training.student import Student, Unrolled
 
 __all__ = ["LmModel", "initial_lm"]

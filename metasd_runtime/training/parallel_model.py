@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 
 from metasd_runtime.drafters.parallel_heads import ParallelShape
 from metasd_runtime.training.corpus import Batch, Text
-from metasd_runtime.training.initial import ridge
+from metasd_runtime.training.initialise import ridge
 from metasd_runtime.training.student import Student, Unrolled, weight_dict
 
 __all__ = ["ParallelModel", "initial_parallel"]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from metasd_bandits import checks
 from metasd_runtime.drafters.ngram import NGram
-from metasd_runtime.models import LoadedModel
-from metasd_runtime.pool import Rescoring, Trained, as_stored, save_pool
+from metasd_runtime.drafters.pool import Rescoring, Trained, as_stored, save_pool
+from metasd_runtime.model.load import LoadedModel
 from metasd_runtime.training.answers import Answerer, answer_all, ends_of
 from metasd_runtime.training.config import PoolConfig
 from metasd_runtime.training.corpus import (

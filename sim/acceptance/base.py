@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.kernel import kernel
+from metasd_bandits.compiled.kernel import kernel
 
 __all__ = ["AcceptanceModel", "Place", "begin_nothing", "rates_by_domain"]
 
@@ -48,7 +48,7 @@ class AcceptanceModel(ABC):
 
     - ``draft(model, memory, arm, place, stream) -> (accepted, efficiency, divergence)``: one
       round with drafter `arm`; `model` is what `parameters` returns, `place` a `Place`. Draw
-      with ``metasd_bandits.stream.uniform(stream)``, the same number of times whatever the arm,
+      with ``metasd_bandits.compiled.stream.uniform(stream)``, the same number of times whatever the arm,
       so that policies can be compared on common random numbers.
     - ``begin(model, memory, stream)``: the start of a query (optional).
     """

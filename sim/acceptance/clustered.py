@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from metasd_bandits import checks
-from metasd_bandits.draws import normal
-from metasd_bandits.kernel import kernel
-from metasd_bandits.stream import uniform
+from metasd_bandits.compiled.draws import normal
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
 __all__ = ["CELLS", "Clustered", "beta_cells"]

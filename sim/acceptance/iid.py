@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.kernel import kernel
-from metasd_bandits.stream import uniform
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.stream import uniform
 from sim.acceptance.base import AcceptanceModel, rates_by_domain
 
 __all__ = ["IID"]

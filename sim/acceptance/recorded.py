@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
-from metasd_bandits.kernel import kernel
-from metasd_bandits.stream import uniform
-from metasd_bandits.trace import Trace
+from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.stream import uniform
+from metasd_bandits.traces.jsonl import Trace
 from sim.acceptance.base import AcceptanceModel
 
 __all__ = ["Recorded"]

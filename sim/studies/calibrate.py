@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from metasd_bandits.plotting import COLOURS, new_figure
-from metasd_bandits.trace import read_trace
+from metasd_bandits.traces.jsonl import read_trace
 from sim.acceptance import Clustered
 from sim.calibration import Calibration, calibrate, save_environment
 from sim.environment import Environment

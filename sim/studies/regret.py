@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from metasd_bandits import bounds, checks, make_policy
+from metasd_bandits import checks, make_policy
 from metasd_bandits.plotting import line_styles, new_figure
 from metasd_bandits.policies.ucb import UCB
+from metasd_bandits.theory import bounds
 from sim.acceptance import IID, AcceptanceModel
 from sim.environment import Environment
 from sim.jobs import Jobs, Task

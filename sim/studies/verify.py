@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from metasd_bandits import acceptance, bounds
-from metasd_bandits.regret import expected_rounds, pseudo_regret, stopping_regret
+from metasd_bandits.replay.regret import expected_rounds, pseudo_regret, stopping_regret
 from metasd_bandits.round import Round
-from metasd_bandits.trace import Trace, TraceHeader
+from metasd_bandits.theory import acceptance, bounds
+from metasd_bandits.traces.jsonl import Trace, TraceHeader
 from sim.acceptance import IID, AcceptanceModel, Clustered, Language, Recorded
 from sim.arms import Bernoulli, against_ucb
 from sim.environment import Environment

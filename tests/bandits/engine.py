@@ -1,12 +1,12 @@
-"""A compiled run of one policy over given rewards. A template for `metasd_bandits.specialise`."""
+"""A compiled run of one policy over given rewards. A template for `metasd_bandits.compiled.specialise`."""
 
 import numpy as np
 from numba import njit
 
-from metasd_bandits.borrow import borrow
+from metasd_bandits.compiled.borrow import borrow
+from metasd_bandits.compiled.state import view
+from metasd_bandits.compiled.stream import uniform
 from metasd_bandits.policies.ucb import probabilities, select, update  # bound by specialise
-from metasd_bandits.state import view
-from metasd_bandits.stream import uniform
 
 
 @njit(cache=True)

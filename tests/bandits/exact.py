@@ -1,15 +1,15 @@
 """Exact expectations over a policy's whole decision tree, with its own kernels deciding.
 
 Two arms with 0/1 rewards. Histories that leave the same counts behind are one state, so a run of
-T pulls has about T^4 / 24 of them. A template for `metasd_bandits.specialise`.
+T pulls has about T^4 / 24 of them. A template for `metasd_bandits.compiled.specialise`.
 """
 
 import numpy as np
 from numba import njit
 
-from metasd_bandits.borrow import borrow
+from metasd_bandits.compiled.borrow import borrow
+from metasd_bandits.compiled.state import book, view
 from metasd_bandits.policies.ucb import probabilities, update  # bound by specialise
-from metasd_bandits.state import book, view
 
 
 @njit(cache=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from metasd_bandits import ConfigError
-from metasd_bandits import acceptance as acc
+from metasd_bandits.theory import acceptance as acc
 
 alphas = st.floats(0.001, 0.999)
 lengths = st.integers(1, 16)

@@ -10,9 +10,9 @@ import pytest
 from numba import njit
 from scipy import integrate, special, stats
 
-from metasd_bandits import draws
-from metasd_bandits.best_arm import BETA, GAUSSIAN, best_arm_probabilities
-from metasd_bandits.stream import make_stream, uniform
+from metasd_bandits.compiled import draws
+from metasd_bandits.compiled.best_arm import BETA, GAUSSIAN, best_arm_probabilities
+from metasd_bandits.compiled.stream import make_stream, uniform
 
 
 @njit

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from metasd_bandits import ConfigError, Trace, acceptance, make_policy
-from metasd_bandits.columns import ColumnReader, concatenated
-from metasd_bandits.estimators import ESTIMATORS, estimate
+from metasd_bandits import ConfigError, Trace, make_policy
 from metasd_bandits.intervals import ReplayError
-from metasd_bandits.rejection import rejection_replay
-from metasd_bandits.replay import decisions, full_replay
-from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.replay.estimators import ESTIMATORS, estimate
+from metasd_bandits.replay.full import decisions, full_replay
+from metasd_bandits.replay.rejection import rejection_replay
+from metasd_bandits.theory import acceptance
+from metasd_bandits.traces.columns import ColumnReader, concatenated
+from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 from tests.bandits.test_replay import simple_trace
 
 LAW = SyntheticLog(queries=40, rounds=25, logger=(0.5, 0.3, 0.2), seed=3, full=False)

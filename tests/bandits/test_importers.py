@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from metasd_bandits import ConfigError, TraceError
-from metasd_bandits.estimators import estimate
-from metasd_bandits.importers import open_bandit_reader, vowpal_wabbit_reader
 from metasd_bandits.intervals import ReplayError
-from metasd_bandits.parquet import convert
-from metasd_bandits.rejection import rejection_replay
+from metasd_bandits.replay.estimators import estimate
+from metasd_bandits.replay.rejection import rejection_replay
+from metasd_bandits.traces.importers import open_bandit_reader, vowpal_wabbit_reader
+from metasd_bandits.traces.parquet import convert
 
 OBD = """,timestamp,item_id,position,click,propensity_score,user_feature_0
 0,2019-11-24 00:00:01+00:00,10,1,1,0.25,a

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from metasd_bandits import POLICIES, ConfigError, make_policy
+from metasd_bandits.compiled.specialise import specialise
 from metasd_bandits.policies.kl_ucb import kl_bernoulli, kl_bernoulli_upper
 from metasd_bandits.policies.sh import halving
-from metasd_bandits.specialise import specialise
 
 sys.path.insert(0, str(Path(__file__).parent))
 import engine

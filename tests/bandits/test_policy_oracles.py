@@ -11,8 +11,8 @@ import pytest
 from scipy import special, stats
 
 from metasd_bandits import make_policy
-from metasd_bandits.specialise import specialise
-from metasd_bandits.stream import make_stream
+from metasd_bandits.compiled.specialise import specialise
+from metasd_bandits.compiled.stream import make_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 import engine

@@ -14,10 +14,10 @@ import pytest
 from numba import njit
 
 from metasd_bandits import POLICIES, make_policy
-from metasd_bandits.parts import row, table
-from metasd_bandits.specialise import specialise
-from metasd_bandits.state import named_views
-from metasd_bandits.stream import make_stream, uniform
+from metasd_bandits.compiled.parts import row, table
+from metasd_bandits.compiled.specialise import specialise
+from metasd_bandits.compiled.state import named_views
+from metasd_bandits.compiled.stream import make_stream, uniform
 
 sys.path.insert(0, str(Path(__file__).parent))
 import engine
@@ -96,7 +96,7 @@ def test_what_is_cached_is_keyed_by_how_it_was_compiled(tool, monkeypatch, tmp_p
     monkeypatch.setenv("METASD_CACHE", str(tmp_path))
     kernels = make_policy("ucb").kernels()
     before = specialise(engine, **kernels).__name__
-    file = sys.modules[f"metasd_bandits.{tool}"].__file__
+    file = sys.modules[f"metasd_bandits.compiled.{tool}"].__file__
     read = Path.read_text
     monkeypatch.setattr(
         Path, "read_text", lambda path, *a: read(path, *a) + "#" * (str(path) == file)

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from metasd_bandits import ConfigError, acceptance, bounds, make_policy
-from metasd_bandits import regret as rg
+from metasd_bandits import ConfigError, make_policy
 from metasd_bandits.intervals import ReplayError
-from metasd_bandits.replay import full_replay
-from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.replay import regret as rg
+from metasd_bandits.replay.full import full_replay
+from metasd_bandits.theory import acceptance, bounds
+from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 
 alpha = st.floats(0.02, 0.98)
 

@@ -9,14 +9,14 @@ import pytest
 
 from metasd_bandits import POLICIES, ConfigError, Policy, Round, Trace, TraceHeader, make_policy
 from metasd_bandits.carried import Carried
-from metasd_bandits.columns import ColumnReader
 from metasd_bandits.intervals import Bootstrap, ReplayError, UnitSums
-from metasd_bandits.parquet import write_parquet
-from metasd_bandits.players import _Interpreted, make_player
-from metasd_bandits.rejection import rejection_replay
-from metasd_bandits.replay import decisions, full_replay, in_order
-from metasd_bandits.results import difference
-from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.replay.full import decisions, full_replay, in_order
+from metasd_bandits.replay.players import _Interpreted, make_player
+from metasd_bandits.replay.rejection import rejection_replay
+from metasd_bandits.replay.results import difference
+from metasd_bandits.traces.columns import ColumnReader
+from metasd_bandits.traces.parquet import write_parquet
+from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 
 SETTINGS = {"fixed": "fixed:arm=1", "ucb": "ucb:beta=0.2"}
 NAMES = [SETTINGS.get(name, name) for name in sorted(POLICIES)]

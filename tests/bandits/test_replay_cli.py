@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from metasd_bandits import Trace, make_policy, read_trace
-from metasd_bandits.cli import app
-from metasd_bandits.curves import replay_curves
-from metasd_bandits.parquet import convert
-from metasd_bandits.replay import full_replay
-from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.replay.cli import app
+from metasd_bandits.replay.curves import replay_curves
+from metasd_bandits.replay.full import full_replay
+from metasd_bandits.traces.parquet import convert
+from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 
 LAW = SyntheticLog(queries=30, rounds=20, steps=(1.0, 1.1, 1.5), seed=9)
 

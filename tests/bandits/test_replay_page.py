@@ -22,10 +22,11 @@ def output(command):
     """Standard output and error of one command, run in this process."""
     import typer
 
-    from metasd_bandits import cli, synthetic
+    from metasd_bandits.replay import cli
+    from metasd_bandits.traces import synthetic
 
     words = shlex.split(command)
-    if words[:3] == ["python", "-m", "metasd_bandits.synthetic"]:
+    if words[:3] == ["python", "-m", "metasd_bandits.traces.synthetic"]:
         app = typer.Typer(add_completion=False)
         app.command()(synthetic._command)
         result = CliRunner().invoke(app, words[3:])
@@ -56,7 +57,7 @@ def test_the_page_shows_what_its_commands_print(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    first = re.search(r"\$ (python -m metasd_bandits.synthetic demo.*)", PAGE.read_text())
+    first = re.search(r"\$ (python -m metasd_bandits.traces.synthetic demo.*)", PAGE.read_text())
     output(first[1])
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(code[1], {})

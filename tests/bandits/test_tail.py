@@ -11,33 +11,33 @@ from hypothesis import strategies as st
 from numba import njit
 from scipy import stats
 
-from metasd_bandits import tail
-from metasd_bandits.stream import make_stream, uniform
+from metasd_bandits.compiled import beta_tail
+from metasd_bandits.compiled.stream import make_stream, uniform
 
 shapes = st.one_of(st.floats(1.0, 20.0), st.floats(1.0, 1e6), st.integers(1, 50).map(float))
 
 
 @njit
 def surely_below(u, x, rest, mode, w, peak):
-    return tail.surely_below(u, x, rest, mode, w, peak)
+    return beta_tail.surely_below(u, x, rest, mode, w, peak)
 
 
 @njit
 def described(a, b):
-    return tail.tail_weight(a, b), tail.peak_bound(a, b)
+    return beta_tail.tail_weight(a, b), beta_tail.peak_bound(a, b)
 
 
 @njit
 def draws(stream, x, a, b, n):
     """Odds beyond x, by the rule that Thompson sampling follows; 0 for draws below, and w = 0."""
-    w, peak = tail.tail_weight(a, b), tail.peak_bound(a, b)
+    w, peak = beta_tail.tail_weight(a, b), beta_tail.peak_bound(a, b)
     mode, rest, out = (a - 1.0) / (a + b - 2.0), 1.0 - x, np.zeros(n)
-    if not tail.surely_below(1.0, x, rest, mode, w, peak):
+    if not beta_tail.surely_below(1.0, x, rest, mode, w, peak):
         raise ValueError("q is not known to be below 1")
     for i in range(n):
         u = uniform(stream)
-        if not tail.surely_below(u, x, rest, mode, w, peak):
-            out[i] = tail.odds_beyond(stream, u, x, rest, a, b)
+        if not beta_tail.surely_below(u, x, rest, mode, w, peak):
+            out[i] = beta_tail.odds_beyond(stream, u, x, rest, a, b)
     return out
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasd_bandits import acceptance
+from metasd_bandits.theory import acceptance
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasd_bandits import Round, Trace, TraceError, TraceHeader, TraceWriter, read_trace
-from metasd_bandits.columns import BATCH_ROWS, open_trace
-from metasd_bandits.parquet import convert, write_parquet
-from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.traces.columns import BATCH_ROWS, open_trace
+from metasd_bandits.traces.parquet import convert, write_parquet
+from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 
 HEADER = TraceHeader(("lookup", "suffix", "none"), 5, "ucb:beta=0.5", "be", {"seed": 7, "t": 0.1})
 nan = math.nan

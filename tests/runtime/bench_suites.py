@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from metasd_runtime.bench.methods import contenders
+from metasd_runtime.bench.peers import Peers
 from metasd_runtime.bench.run import Step, run
 from metasd_runtime.bench.suite import Suite, read_suite
 from metasd_runtime.bench.tasks import load_items
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import LoadedModel, load_target
-from metasd_runtime.peers import Peers
+from metasd_runtime.model.load import LoadedModel, load_target
 
 SUITE = """
 title = "Tiny"

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from metasd_runtime.models import LoadedModel, load_target
+from metasd_runtime.model.load import LoadedModel, load_target
 from metasd_runtime.training.answers import Answerer, answer_all
 from metasd_runtime.training.corpus import load_corpus
 from metasd_runtime.training.prompts import Prompt

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from metasd_bandits import Policy
-from metasd_runtime import sampling, verify
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import Forward, Target
+from metasd_runtime.decoding import sampling, verify
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
+from metasd_runtime.model.target import Forward, Target
 
 Cell = dict[Hashable, tuple[float, float]]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from metasd_bandits import Policy, Round
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.hf import PreallocatedLayer, cache_argument
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import CachedModel, Target
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
+from metasd_runtime.model.hf import PreallocatedLayer, cache_argument
+from metasd_runtime.model.target import CachedModel, Target
 
 
 class Script(Drafter):

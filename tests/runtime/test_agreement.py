@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasd_runtime.agreement import Agreement, compare
+from metasd_runtime.bench.agreement import Agreement, compare
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 VOCAB = 16
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)

@@ -10,8 +10,8 @@ from tiny_models import ATTENTION, build
 from torch import nn
 from transformers import AttentionInterface
 
-from metasd_runtime.attention import GROUPED, attending
-from metasd_runtime.target import CachedModel
+from metasd_runtime.model.attention import GROUPED, attending
+from metasd_runtime.model.target import CachedModel
 
 
 class _Module(nn.Module):

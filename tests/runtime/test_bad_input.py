@@ -16,9 +16,9 @@ from transformers import GenerationConfig
 
 from metasd_bandits import Policy, read_trace
 from metasd_bandits.checks import ConfigError
+from metasd_runtime.decoding.stopping import Finish
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import Interrupted, MetaSD
-from metasd_runtime.stopping import Finish
 
 VOCAB = 32
 CONTEXT = 64
@@ -227,12 +227,12 @@ def test_a_real_ctrl_c_keeps_the_trace(model, tmp_path):
 
 
 PLACES = {
-    "while selecting": ("metasd_runtime.router.Router.select", 3),
-    "while verifying": ("metasd_runtime.decoder.verify", 3),
-    "in the target's forward": ("metasd_runtime.target.CachedModel.forward", 9),
-    "behind the commit": ("metasd_runtime.router.Router.update", 2),
-    "while drafters are told": ("metasd_runtime.router.Router.commit", 2),
-    "before the first round": ("metasd_runtime.router.Router.start", 0),
+    "while selecting": ("metasd_runtime.decoding.router.Router.select", 3),
+    "while verifying": ("metasd_runtime.decoding.loop.verify", 3),
+    "in the target's forward": ("metasd_runtime.model.target.CachedModel.forward", 9),
+    "behind the commit": ("metasd_runtime.decoding.router.Router.update", 2),
+    "while drafters are told": ("metasd_runtime.decoding.router.Router.commit", 2),
+    "before the first round": ("metasd_runtime.decoding.router.Router.start", 0),
 }
 
 

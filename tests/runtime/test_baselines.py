@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from metasd_bandits import Round, Trace, TraceHeader, TraceWriter
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.learned_router import LearnedRouter, best_arms, train_router
+from metasd_runtime.bench.oracle import best_fixed
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.learned_router import LearnedRouter, best_arms, train_router
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.oracle import best_fixed
-from metasd_runtime.router_cli import train_router_command
+from metasd_runtime.training.router_cli import train_router_command
 
 PROMPT = torch.tensor([[5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]])
 NEW = {"max_new_tokens": 20, "return_dict_in_generate": True}

@@ -10,12 +10,12 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from metasd_bandits import ConfigError, Policy, read_trace
 from metasd_bandits.policies.uniform import Uniform
-from metasd_runtime.batch import _PlainSteps
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.batch import _PlainSteps
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.stopping import Finish
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.many import InterruptedMany, Progress
+from metasd_runtime.generation.continuous import InterruptedMany, Progress
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.stopping import Finish
 
 VOCAB = 24
 MODES = ("homogeneous", "heterogeneous")

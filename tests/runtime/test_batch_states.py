@@ -19,16 +19,16 @@ from hypothesis.stateful import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from metasd_bandits import Policy
-from metasd_runtime.batch import Batch
-from metasd_runtime.decoder import Query
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.drafters import make_drafter
+from metasd_runtime.decoding.batch import Batch
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.loop import Query
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
+from metasd_runtime.drafters.catch_up import Lazy, Streaming
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.reading import Lazy, Streaming
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import Target
+from metasd_runtime.drafters.registry import make_drafter
+from metasd_runtime.model.target import Target
 
 VOCAB, CONTEXT = 12, 64
 

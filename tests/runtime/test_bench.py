@@ -22,9 +22,9 @@ from metasd_runtime.bench import methods
 from metasd_runtime.bench.results import Results, read_results, speed_ratio
 from metasd_runtime.bench.suite import find_suite, read_suite, shipped_suites
 from metasd_runtime.bench.tasks import load_items
-from metasd_runtime.learned_router import train_router
-from metasd_runtime.models import load_target
-from metasd_runtime.pool import MANIFEST
+from metasd_runtime.decoding.learned_router import train_router
+from metasd_runtime.drafters.pool import MANIFEST
+from metasd_runtime.model.load import load_target
 
 VOCAB = 26
 

@@ -8,10 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
-from metasd_runtime.bench_batch import _contenders, _Runs, _turns
+from metasd_runtime.bench.batches import _contenders, _Runs, _turns
+from metasd_runtime.bench.peers import RefusedError
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import LoadedModel
-from metasd_runtime.peers import RefusedError
+from metasd_runtime.model.load import LoadedModel
 
 ROWS = [[1, 2, 3, 1, 2, 3, 1], [4, 5]]
 

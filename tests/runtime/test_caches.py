@@ -22,15 +22,15 @@ from scripted import (
     run,
 )
 
-from metasd_runtime import target as target_module
-from metasd_runtime.draft import Drafter
+from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.hf import PreallocatedLayer
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import CachedModel, Target
+from metasd_runtime.model import target as target_module
+from metasd_runtime.model.hf import PreallocatedLayer
+from metasd_runtime.model.target import CachedModel, Target
 
 VOCAB = 32
 LONG = 40

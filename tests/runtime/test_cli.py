@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from metasd_bandits import Round, TraceHeader, read_trace
 from metasd_bandits.plotting import style
-from metasd_runtime import cli, demo
+from metasd_runtime import cli
+from metasd_runtime.bench import demo
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.plot import _draw, plot_rounds
 

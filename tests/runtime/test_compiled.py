@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from scripted import ByTurns, Script, assert_cache_is_fresh, greedy_text, run
 from tiny_models import ATTENTION, build
 
-from metasd_runtime import MetaSD, compiled, graphs
-from metasd_runtime import target as target_module
-from metasd_runtime.compiled import compile_forward
+from metasd_runtime import MetaSD
 from metasd_runtime.drafters.early_exit import EarlyExit
-from metasd_runtime.target import Target
+from metasd_runtime.model import compiled, graphs
+from metasd_runtime.model import target as target_module
+from metasd_runtime.model.compiled import compile_forward
+from metasd_runtime.model.target import Target
 
 N = 3
 READ = 16  # tokens of a prompt at once

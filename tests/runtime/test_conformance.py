@@ -11,8 +11,8 @@ from tiny_models import ATTENTION, GROUPED, STATEFUL, VOCAB, build, small_lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
 
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.hf import output_width
 from metasd_runtime.metasd import MetaSD
+from metasd_runtime.model.hf import output_width
 
 PROMPT = torch.tensor([[5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]])
 NEW = 24  # three times the sliding windows of the models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from metasd_runtime.drafters import DRAFTERS
+from metasd_runtime.drafters.registry import DRAFTERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
 

@@ -16,14 +16,14 @@ from enumeration import (
 from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
 from metasd_runtime.drafters.fallback import Fallback
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
 
 PROMPT = torch.tensor([[5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]])
 EXACT = 1e-12

@@ -22,14 +22,14 @@ from transformers import (
 )
 
 from metasd_bandits import Policy
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.no_draft import NoDraft
+from metasd_runtime.decoding.reward import Timing, score
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel
-from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.reward import Timing, score
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 VOCAB = 32
 PROMPT = [1, 2, 3, 4, 5, 1, 2]
@@ -414,7 +414,7 @@ def test_no_draft_wins_where_speculation_does_not_pay(model):
         return score(router, decision, query, index, draft, *rest[:-1], cost)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metasd_runtime.decoder.score", priced)
+        patch.setattr("metasd_runtime.decoding.loop.score", priced)
         _, rounds = run(
             Target(model),
             [Script("costly", lambda t, n: [0] * n), NoDraft()],

@@ -13,14 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from metasd_runtime.draft import DrafterUnavailableError, draft_block
-from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape, Matrix, quantise
+from metasd_runtime.decoding.drafter import DrafterUnavailableError, draft_block
+from metasd_runtime.decoding.randomness import Purpose, uniform
+from metasd_runtime.decoding.sampling import Sampling, draw
+from metasd_runtime.drafters.eagle.chain import Eagle
+from metasd_runtime.drafters.eagle.head import EagleShape, Matrix, quantise
+from metasd_runtime.drafters.pool import (
+    PoolError,
+    Trained,
+    as_stored,
+    fingerprint,
+    load_pool,
+    save_pool,
+)
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import PoolError, Trained, as_stored, fingerprint, load_pool, save_pool
-from metasd_runtime.randomness import Purpose, uniform
-from metasd_runtime.sampling import Sampling, draw
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 LAYERS = (1, 3)
 VOCABULARY = torch.arange(0, 48, 2)

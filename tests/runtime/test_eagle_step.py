@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from scripted import greedy_text
 from torch import Tensor
 
-from metasd_runtime import graphs
-from metasd_runtime.drafters import eagle as eagle_module
-from metasd_runtime.drafters import eagle_step
-from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape
-from metasd_runtime.drafters.eagle_step import CompiledStep, compile_steps
-from metasd_runtime.drafters.eagle_tree import DynamicTree, EagleTree
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.eagle import chain as eagle_module
+from metasd_runtime.drafters.eagle import compiled
+from metasd_runtime.drafters.eagle.chain import Eagle
+from metasd_runtime.drafters.eagle.compiled import CompiledStep, compile_steps
+from metasd_runtime.drafters.eagle.head import EagleShape
+from metasd_runtime.drafters.eagle.tree import DynamicTree, EagleTree
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model import graphs
+from metasd_runtime.model.target import Target
 
 LAYERS = (1, 2)
 VOCAB = 96
@@ -268,7 +268,7 @@ def test_without_a_compiler_decoding_goes_on(
 
 def test_the_name_is_of_all_that_matters(tiny_llama: Any) -> None:
     def name(head: Eagle) -> str:
-        return graphs.graph_name(*eagle_step._about(head))
+        return graphs.graph_name(*compiled._about(head))
 
     target = new_target(tiny_llama, 64)
     one, same = new_head(target, 0), new_head(target, 1)

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from metasd_runtime.drafters import draft_head, eagle
-from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters import output_head
+from metasd_runtime.drafters.eagle import chain
+from metasd_runtime.drafters.eagle.chain import Eagle
+from metasd_runtime.drafters.eagle.head import EagleShape
+from metasd_runtime.model.target import Target
 from metasd_runtime.training.answers import read_answers
 from metasd_runtime.training.corpus import Batch, Corpus, batches, draft_vocabulary
 from metasd_runtime.training.eagle_model import EagleModel
 from metasd_runtime.training.evaluate import evaluate
-from metasd_runtime.training.initial import initial_weights
+from metasd_runtime.training.initialise import initial_weights
 from metasd_runtime.training.learn import (
     Learning,
     TrainingError,
@@ -65,7 +66,7 @@ def test_greedy_answers_are_greedy_and_sampled_ones_are_not_all(world: Any) -> N
 def test_training_sees_what_drafting_sees(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every depth the unrolled head gives the logits the drafter has along the same tokens."""
     model, _, corpus = world
-    for module in (eagle, draft_head):
+    for module in (chain, output_head):
         monkeypatch.setattr(module, "quantise", lambda w: (w.float(), torch.ones(w.shape[0])))
     head, vocabulary = new_head(model, corpus)
     target = Target(model)

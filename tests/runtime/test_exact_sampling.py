@@ -32,11 +32,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from metasd_runtime import sampling, verify
-from metasd_runtime.draft import Draft
-from metasd_runtime.randomness import Purpose
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.verify import Verdict
+from metasd_runtime.decoding import sampling, verify
+from metasd_runtime.decoding.drafter import Draft
+from metasd_runtime.decoding.randomness import Purpose
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.verify import Verdict
 
 EXACT = 1e-12
 
@@ -296,7 +296,7 @@ def test_mistakes_in_verification_bend_the_law(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:drafter .* is disabled:RuntimeWarning")
 def test_discarding_a_broken_draft_bends_the_law(monkeypatch):
-    monkeypatch.setattr("metasd_runtime.select.drawn_block", lambda sampling, n: Draft())
+    monkeypatch.setattr("metasd_runtime.decoding.select.drawn_block", lambda sampling, n: Draft())
     target = TableTarget(table(14, 3), 3)
     pool = [Breaks("first", table(15, 3), 0, "raises"), TableDrafter("second", table(16, 3))]
     assert deviation(decode_law(target, pool, [0], 3), own_law(target, [0], 3)) > 1e-3

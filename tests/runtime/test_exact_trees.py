@@ -25,12 +25,12 @@ from enumeration import (
 from test_exact_sampling import PROCESSORS, only, table
 from transformers import LogitsProcessorList
 
-from metasd_runtime import sampling as sampling_module
-from metasd_runtime import verify
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.drafters.eagle_tree import DynamicTree, Node
-from metasd_runtime.reward import block_divergence
-from metasd_runtime.sampling import Sampling
+from metasd_runtime.decoding import sampling as sampling_module
+from metasd_runtime.decoding import verify
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.reward import block_divergence
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.eagle.tree import DynamicTree, Node
 
 EXACT = 1e-12
 

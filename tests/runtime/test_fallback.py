@@ -22,21 +22,22 @@ from hypothesis import strategies as st
 from scripted import ByTurns, Script, greedy_text
 
 from metasd_bandits import ConfigError
-from metasd_runtime.draft import Draft, Drafter
-from metasd_runtime.drafters import eagle_step, make_drafter, make_pool
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.capped import Capped
-from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape
-from metasd_runtime.drafters.eagle_step import compile_steps
-from metasd_runtime.drafters.eagle_tree import DynamicTree, EagleTree
+from metasd_runtime.drafters.eagle import compiled
+from metasd_runtime.drafters.eagle.chain import Eagle
+from metasd_runtime.drafters.eagle.compiled import compile_steps
+from metasd_runtime.drafters.eagle.head import EagleShape
+from metasd_runtime.drafters.eagle.tree import DynamicTree, EagleTree
 from metasd_runtime.drafters.fallback import Fallback
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.pool import Trained, save_pool
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
+from metasd_runtime.drafters.registry import make_drafter, make_pool
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import Trained, save_pool
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 VOCAB = 24
 EXACT = 1e-12
@@ -263,7 +264,7 @@ def test_one_that_breaks_takes_its_arms_along(target, which, rows):
 
 
 def test_steps_of_heads_behind_another_are_compiled(target, monkeypatch):
-    monkeypatch.setattr(eagle_step, "_compiled", lambda eagle, say: made)
+    monkeypatch.setattr(compiled, "_compiled", lambda eagle, say: made)
     made = object()
     pool = lookup_before_heads(target)
     heads = [base for arm in pool for base in arm.bases if isinstance(base, Eagle)]

@@ -9,13 +9,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.drafters import foreign, make_drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
+from metasd_runtime.drafters import foreign
 from metasd_runtime.drafters.foreign import SharedTokens, TextMatch, shared_tokens
+from metasd_runtime.drafters.registry import make_drafter
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
 
 TEXT = [
     "the cat sat on the mat and the dog sat on the cat",

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime import call
-from metasd_runtime.front_door import GenerateOutput
+from metasd_runtime.decoding.stopping import Finish
+from metasd_runtime.generation import settings
+from metasd_runtime.generation.custom_generate import GenerateOutput
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.stopping import Finish
 
 VOCAB = 26
 POOL = ["prompt-lookup", "suffix", "early-exit:1", "none"]
@@ -327,8 +327,8 @@ def test_outside_generate_it_says_where_to_go(model, metasd, ids):
 def test_every_attribute_of_the_installed_config_is_settled():
     """A new transformers with a new setting fails here, instead of ignoring it for its users."""
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert known <= call.HONOURED | call.REFUSED.keys(), transformers.__version__
-    assert not call.HONOURED & call.REFUSED.keys()
+    assert known <= settings.HONOURED | settings.REFUSED.keys(), transformers.__version__
+    assert not settings.HONOURED & settings.REFUSED.keys()
 
 
 def test_a_generation_config_file_is_read(model, metasd, ids, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metasd_bandits import read_trace
-from metasd_runtime import call
+from metasd_runtime.generation import settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "generate.md"
 
@@ -34,10 +34,10 @@ def test_what_the_page_calls_honoured_or_refused_is():
     table = PAGE.read_text().split("## What comes back")[0]
     for line in table.splitlines():
         names = set(re.findall(r"`([a-z_]+)(?:=\w+)?`", line)) & (
-            call.HONOURED | call.REFUSED.keys()
+            settings.HONOURED | settings.REFUSED.keys()
         )
         if line.startswith("|") and "refused by name" in line:
             assert names
-            assert names <= call.REFUSED.keys()
+            assert names <= settings.REFUSED.keys()
         elif line.startswith("|"):
-            assert names <= call.HONOURED
+            assert names <= settings.HONOURED

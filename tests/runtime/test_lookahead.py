@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.draft import DrafterUnavailableError
+from metasd_runtime.decoding.drafter import DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.lookahead import GuessPool, Lookahead
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 VOCAB = 24
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metasd_runtime import model_store
-from metasd_runtime.model_store import ModelError
+from metasd_runtime.model import store
+from metasd_runtime.model.store import ModelError
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,12 @@ def make(folder: Path) -> dict[str, str]:
 
 
 def test_what_is_built_is_found_whole(cache):
-    assert model_store.find("m") is None
-    stored = model_store.build("m", make)
-    assert stored == model_store.find("m")
+    assert store.find("m") is None
+    stored = store.build("m", make)
+    assert stored == store.find("m")
     assert stored.size == 25602
     assert stored.source == {"package": "made here"}
-    model_store.verify(stored)
+    store.verify(stored)
 
 
 def flip_first(file: Path) -> None:
@@ -53,19 +53,19 @@ def truncate(file: Path) -> None:
 @pytest.mark.parametrize("damage", [flip_first, flip_last_bit, truncate, Path.unlink])
 @pytest.mark.parametrize("name", ["weights", "config"])
 def test_every_damage_is_named_with_its_cure(cache, damage, name):
-    stored = model_store.build("m", make)
+    stored = store.build("m", make)
     damage(stored.path / name)
     with pytest.raises(ModelError, match=rf"m/{name} .*metasd models fetch m --again"):
-        model_store.verify(stored)
+        store.verify(stored)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"files": {}}', '{"source": {}, "files": 3}'])
 def test_an_unreadable_manifest_is_damage_and_is_built_over(cache, content):
-    stored = model_store.build("m", make)
+    stored = store.build("m", make)
     (stored.path / "manifest.json").write_text(content)
     with pytest.raises(ModelError, match="cannot be read; fetch it again"):
-        model_store.find("m")
-    model_store.verify(model_store.build("m", make))
+        store.find("m")
+    store.verify(store.build("m", make))
 
 
 def test_a_failed_build_leaves_the_store_as_it_was(cache):
@@ -74,34 +74,34 @@ def test_a_failed_build_leaves_the_store_as_it_was(cache):
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        model_store.build("m", fail)
-    assert model_store.find("m") is None
-    stored = model_store.build("m", make)
+        store.build("m", fail)
+    assert store.find("m") is None
+    stored = store.build("m", make)
     with pytest.raises(ConnectionError):
-        model_store.build("m", fail, replace=True)
-    model_store.verify(stored)
+        store.build("m", fail, replace=True)
+    store.verify(stored)
     assert [p.name for p in cache.iterdir() if p.is_dir()] == ["m"]
 
 
 def test_build_uses_what_is_there_unless_told_to_replace(cache):
-    model_store.build("m", make)
+    store.build("m", make)
 
     def other(folder: Path) -> dict[str, str]:
         (folder / "weights").write_text("new")
         return {}
 
-    assert model_store.build("m", other).size == 25602
-    replaced = model_store.build("m", other, replace=True)
+    assert store.build("m", other).size == 25602
+    replaced = store.build("m", other, replace=True)
     assert replaced.size == 3
-    model_store.verify(replaced)
+    store.verify(replaced)
     assert [p.name for p in cache.iterdir() if p.is_dir()] == ["m"]
 
 
 def test_remove(cache):
-    assert not model_store.remove("m")
-    model_store.build("m", make)
-    assert model_store.remove("m")
-    assert model_store.find("m") is None
+    assert not store.remove("m")
+    store.build("m", make)
+    assert store.remove("m")
+    assert store.find("m") is None
     assert not [p for p in cache.iterdir() if p.is_dir()]
 
 
@@ -109,7 +109,7 @@ def test_an_unwritable_cache_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("METASD_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot write the model cache .* set METASD_CACHE"):
-        model_store.build("m", make)
+        store.build("m", make)
 
 
 def _slow_make(folder: Path) -> dict[str, str]:
@@ -120,8 +120,8 @@ def _slow_make(folder: Path) -> dict[str, str]:
 
 
 def _build_in_child(queue) -> None:
-    stored = model_store.build("m", _slow_make)
-    model_store.verify(stored)
+    stored = store.build("m", _slow_make)
+    store.verify(stored)
     queue.put(stored.size)
 
 
@@ -130,7 +130,7 @@ def _die_in_child() -> None:
         (folder / "weights").write_text("half")
         os._exit(9)
 
-    model_store.build("m", killed)
+    store.build("m", killed)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_killed_build_is_swept_away_by_the_next(cache):
     child.start()
     child.join()
     assert child.exitcode == 9
-    assert model_store.find("m") is None
+    assert store.find("m") is None
     assert [p for p in cache.iterdir() if p.is_dir()]  # the half-built folder
-    model_store.verify(model_store.build("m", make))
+    store.verify(store.build("m", make))
     assert [p.name for p in cache.iterdir() if p.is_dir()] == ["m"]

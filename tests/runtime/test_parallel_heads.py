@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.draft import DrafterUnavailableError
-from metasd_runtime.drafters import draft_head, parallel_heads
-from metasd_runtime.drafters.draft_head import with_prompt
+from metasd_runtime.decoding.drafter import DrafterUnavailableError
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters import output_head, parallel_heads
 from metasd_runtime.drafters.ngram import NGram
+from metasd_runtime.drafters.output_head import with_prompt
 from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
 from metasd_runtime.drafters.rescored import Rescored, best_path
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 from metasd_runtime.training.corpus import Batch, batches, draft_vocabulary
 from metasd_runtime.training.evaluate import evaluate
 from metasd_runtime.training.learn import Learning, learn
@@ -226,7 +226,7 @@ def test_the_path_is_the_best_of_all(
 
 def exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rounding to eight bits."""
-    for module in (parallel_heads, draft_head):
+    for module in (parallel_heads, output_head):
         monkeypatch.setattr(module, "quantise", lambda w: (w.float(), torch.ones(w.shape[0])))
 
 

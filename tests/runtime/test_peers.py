@@ -17,11 +17,11 @@ from bench_suites import PEERS_SUITE, FakePeers, fake_python, measure, write_sui
 from metasd_bandits import ConfigError
 from metasd_runtime import cli
 from metasd_runtime.bench.page import write_report
+from metasd_runtime.bench.peers import Peers, RefusedError
 from metasd_runtime.bench.results import Results, read_results
 from metasd_runtime.bench.suite import PEERS, find_suite, read_suite
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.models import LoadedModel, load_target
-from metasd_runtime.peers import Peers, RefusedError
+from metasd_runtime.model.load import LoadedModel, load_target
 
 VOCAB = 26
 ROWS = [[1, 2, 3, 1, 2, 3, 1], [4, 5]]

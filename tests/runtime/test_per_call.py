@@ -11,16 +11,16 @@ from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits import Policy, Round, read_trace
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Drafter
+from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
 from metasd_runtime.drafters.capped import Capped
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.suffix import Suffix
+from metasd_runtime.generation.statistics import Statistics
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.statistics import Statistics
-from metasd_runtime.stopping import Stopping
 
 PROMPT = [5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]
 EXACT = 1e-12

@@ -7,8 +7,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from metasd_bandits import ConfigError
-from metasd_runtime.ragged import RaggedModel, packs, refuse_ragged
-from metasd_runtime.target import CachedModel
+from metasd_runtime.model.ragged import RaggedModel, packs, refuse_ragged
+from metasd_runtime.model.target import CachedModel
 
 _SMALL = {
     "vocab_size": 48,

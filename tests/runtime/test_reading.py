@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasd_bandits import ConfigError
-from metasd_runtime.drafters import make_drafter
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.catch_up import (
+    Lazy,
+    Reading,
+    Recompute,
+    Streaming,
+    make_cache_strategy,
+)
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.registry import make_drafter
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.reading import Lazy, Reading, Recompute, Streaming, make_cache_strategy
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import CachedModel, Target
+from metasd_runtime.model.target import CachedModel, Target
 
 VOCAB = 6
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from metasd_runtime.drafters.pool import load_pool, read_manifest, ready_pool
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import load_pool, read_manifest, ready_pool
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 from metasd_runtime.training.prompts import encode
 
 PROMPTS = {

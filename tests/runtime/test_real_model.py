@@ -17,8 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from metasd_runtime.decoder import Query, decode
-from metasd_runtime.draft import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.decoding.stopping import Stopping
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.drafters.ngram import NGram
 from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
@@ -26,10 +29,7 @@ from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.drafters.rescored import Rescored
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.stopping import Stopping
-from metasd_runtime.target import Forward, Target
+from metasd_runtime.model.target import Forward, Target
 
 # (The time limit allows for a machine that is busy with other things.)
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(3000)]

@@ -20,13 +20,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from metasd_runtime.call import settle
-from metasd_runtime.decoder import Query, decode
+from metasd_runtime.decoding.loop import Query, decode
+from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.generation.settings import settle
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.router import Router
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 VOCAB = 16
 PROMPT = [3, 1, 4, 1, 5, 3, 1]

@@ -11,13 +11,13 @@ from enumeration import ByLastReward, CopyDrafter, ModelTarget, decode_law, devi
 from torch import Tensor
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.drafters import make_pool
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.catch_up import Recompute, Streaming
+from metasd_runtime.drafters.pool import Trained, save_pool
+from metasd_runtime.drafters.registry import make_pool
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import Trained, save_pool
-from metasd_runtime.reading import Recompute, Streaming
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 from metasd_runtime.training.answers import Answerer, answer_all
 from metasd_runtime.training.corpus import Batch, Text, batches, load_corpus
 from metasd_runtime.training.evaluate import evaluate

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scripted import Script, greedy_text, run
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer, TextStreamer
 
+from metasd_runtime.decoding.stopping import Finish, Stopping
 from metasd_runtime.drafters.language_model import LanguageModel
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.stopping import Finish, Stopping
-from metasd_runtime.target import Target
+from metasd_runtime.model.target import Target
 
 N = 26
 SHIFT = [(i + 1) % N for i in range(N)]  # a -> b -> ... -> z -> a: greedy output is known

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasd_runtime.stored_weights import restored, stored
+from metasd_runtime.drafters.quantised import restored, stored
 
 
 def weights(seed: int, rows: int, columns: int, spread: float) -> dict[str, torch.Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.prompt_lookup import PromptLookup
 from metasd_runtime.drafters.suffix import Suffix, SuffixAutomaton
-from metasd_runtime.sampling import Sampling
 
 GREEDY = Sampling()
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)

@@ -14,19 +14,19 @@ import torch
 from typer.testing import CliRunner
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime import models
+from metasd_runtime.drafters.pool import load_pool, read_manifest
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.pool import load_pool, read_manifest
-from metasd_runtime.target import Target
+from metasd_runtime.model import load
+from metasd_runtime.model.target import Target
 from metasd_runtime.training import cli
 from metasd_runtime.training.answers import Answerer, answer_all, read_answers
 from metasd_runtime.training.config import read_config
 from metasd_runtime.training.corpus import Text
-from metasd_runtime.training.elsewhere import evaluate_on, prompts_of
 from metasd_runtime.training.evaluate import _conditional, _decode
 from metasd_runtime.training.pipeline import train_pool
 from metasd_runtime.training.prompts import Prompt, load_prompts
 from metasd_runtime.training.report import heat_map, matrix_table, write_matrix
+from metasd_runtime.training.transfer import evaluate_on, prompts_of
 
 CONFIG = """
 target = "tiny"
@@ -369,7 +369,7 @@ def test_texts_know_their_answers() -> None:
 
 
 def test_the_commands(folder: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "load_target", lambda *args, **options: loaded)
+    monkeypatch.setattr(load, "load_target", lambda *args, **options: loaded)
     run = CliRunner()
     out = folder / "out"
     done = run.invoke(cli.app, ["train", str(folder / "pool.toml"), "--out", str(out)])

@@ -16,11 +16,11 @@ from test_eagle import LAYERS, VOCABULARY, features_of, random_weights
 from tiny_models import ATTENTION, VOCAB, build, small_lm
 
 from metasd_bandits.checks import ConfigError
-from metasd_runtime.draft import Draft, Drafter, check_draft
-from metasd_runtime.drafters import make_pool
-from metasd_runtime.drafters.eagle import Eagle
-from metasd_runtime.drafters.eagle_head import EagleShape
-from metasd_runtime.drafters.eagle_tree import (
+from metasd_runtime.decoding.drafter import Draft, Drafter, check_draft
+from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.eagle.chain import Eagle
+from metasd_runtime.drafters.eagle.head import EagleShape
+from metasd_runtime.drafters.eagle.tree import (
     DynamicTree,
     EagleTree,
     StaticTree,
@@ -28,10 +28,10 @@ from metasd_runtime.drafters.eagle_tree import (
     make_tree,
 )
 from metasd_runtime.drafters.language_model import LanguageModel
+from metasd_runtime.drafters.registry import make_pool
 from metasd_runtime.metasd import MetaSD
-from metasd_runtime.ragged import RaggedModel, refuse_ragged
-from metasd_runtime.sampling import Sampling
-from metasd_runtime.target import CachedModel, Target
+from metasd_runtime.model.ragged import RaggedModel, refuse_ragged
+from metasd_runtime.model.target import CachedModel, Target
 
 PROMPT = [5, 9, 3, 5, 9, 3, 7, 5, 9, 3, 5, 9]
 NO_TREES = {"bloom, alibi"}

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from metasd_bandits import Policy
-from metasd_bandits.stream import make_stream, uniform
+from metasd_bandits.compiled.stream import make_stream, uniform
 from sim import AcceptanceModel
 
 

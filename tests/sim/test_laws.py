@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from metasd_bandits.acceptance import accepted_pmf, mean_accepted, tokens_per_round, var_accepted
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.round import Round
-from metasd_bandits.trace import Trace, TraceHeader
+from metasd_bandits.theory.acceptance import (
+    accepted_pmf,
+    mean_accepted,
+    tokens_per_round,
+    var_accepted,
+)
+from metasd_bandits.traces.jsonl import Trace, TraceHeader
 from sim import IID, Clustered, Environment, Language, Recorded, sample_rounds, simulate
 from sim.acceptance.clustered import beta_cells
 from sim.acceptance.language import at_distance

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.round import Round
-from metasd_bandits.trace import Trace, TraceHeader, TraceWriter
+from metasd_bandits.traces.jsonl import Trace, TraceHeader, TraceWriter
 from sim import IID, Clustered, Costs, Environment, calibration, paper, sample_rounds
 from sim.calibration import calibrate, load_environment, run_law, save_environment
 from sim.cli import app

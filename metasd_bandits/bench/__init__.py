@@ -1,0 +1,1 @@
+"""How fast decisions and replay are, beside other libraries."""

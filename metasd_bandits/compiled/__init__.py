@@ -1,0 +1,1 @@
+"""Policies whose arithmetic is compiled once and run everywhere."""

@@ -1,0 +1,302 @@
+"""Policies whose arithmetic is compiled once and run everywhere: live, simulated, replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metasd_bandits import checks
+from metasd_bandits.compiled.live import LiveKernels
+from metasd_bandits.compiled.state import State, named_views, new_buffer
+from metasd_bandits.compiled.stream import make_stream
+from metasd_bandits.policy import Decision, Policy
+
+__all__ = ["CompiledPolicy"]
+
+_REQUIRED = ("select", "update", "probabilities")
+_OPTIONAL = ("propensity", "update_all")
+
+
+class CompiledPolicy(Policy):
+    """Base of every built-in policy; a frozen dataclass whose fields are its hyperparameters.
+
+    The subclass's module holds functions decorated with `metasd_bandits.compiled.kernel.kernel`:
+
+    - ``select(s, stream) -> arm``: decide and book the pull (`metasd_bandits.compiled.state.pick_max` or
+      `pick_by_probability` do the booking);
+    - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision;
+    - ``propensity(s, arm)``, optional: the probability with which the ``select`` just made chose
+      `arm`. (`metasd_bandits.compiled.rules` makes these three from the policy's equation.)
+    - ``update(s, arm, reward, cost, propensity)``: land a reward (`metasd_bandits.compiled.state.record`
+      does the shared part; `metasd_bandits.compiled.rules.learn_mean` does nothing else);
+    - ``update_all(s, arm, rewards, cost, propensity)``, optional: land a full-information round.
+
+    ``s`` is a `metasd_bandits.compiled.state.State`. Per-arm rows and other memory beyond the shared
+    ones are declared by `rows` and `memory`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of K numbers that the policy keeps beside the shared ones. They must be sums of
+        evidence (halving them halves what is known) or scratch: `forget` scales them.
+    optimistic : tuple of int
+        Those rows in which an arm added later starts at the best present value, not at zero.
+    restarts : bool
+        True for schedules (halving, commit): they start anew with every query and every change
+        of the arms, whatever the scope.
+    """
+
+    _buffer: NDArray[np.float64]
+    _stream: NDArray[np.uint64]
+    _masked: bool
+    _live: LiveKernels
+    rows: ClassVar[int] = 0
+    optimistic: ClassVar[tuple[int, ...]] = ()
+    restarts: ClassVar[bool] = False
+
+    @classmethod
+    def kernels(cls) -> dict[str, Callable[..., Any]]:
+        """The compiled functions of the class's module, by name."""
+        module = sys.modules[cls.__module__]
+        found = {name: getattr(module, name) for name in _REQUIRED}
+        return found | {name: getattr(module, name) for name in _OPTIONAL if hasattr(module, name)}
+
+    def theta(self) -> tuple[float, ...]:
+        """The hyperparameters as the kernels read them, in the order of the fields."""
+        return tuple(float(getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    def memory(self, n_arms: int) -> int:
+        """Float64 places this policy keeps beside the arms' rows; bounded for any horizon."""
+        return 0
+
+    def prepare(self, s: State) -> None:
+        """Write starting values other than zero into a fresh state."""
+
+    def fresh_buffer(self, n_arms: int) -> NDArray[np.float64]:
+        """A buffer for `n_arms` unplayed arms, as `reset` takes it and a simulator may too."""
+        checks.integer("n_arms", n_arms, 1)
+        buffer = new_buffer(n_arms, self.theta(), self.rows, self.memory(n_arms))
+        self.prepare(named_views(buffer))
+        return buffer
+
+    def reset(self, n_arms: int, seed: int | None = None) -> None:
+        buffer = self.fresh_buffer(n_arms)
+        self._reseed(seed)
+        self._keep(_buffer=buffer, _masked=False, _live=_live_kernels(type(self)))
+
+    def _reseed(self, seed: int | None) -> None:
+        if seed is not None:
+            checks.integer("seed", seed, 0)
+        if seed is not None or not hasattr(self, "_stream"):
+            self._keep(_stream=make_stream(seed or 0))
+
+    def _keep(self, **state: Any) -> None:
+        """Running state sits beside the frozen fields, out of their reach."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    def select(self, available: Sequence[bool] | NDArray[np.bool_] | None = None) -> int:
+        if available is not None or self._masked:
+            self._mask(available)
+        return self._live.select(self._buffer, self._stream)
+
+    def decide(self, available: Sequence[bool] | NDArray[np.bool_] | None = None) -> Decision:
+        if not self._live.tells_propensity:
+            return super().decide(available)
+        if available is not None or self._masked:
+            self._mask(available)
+        return Decision._make(self._live.decide(self._buffer, self._stream))
+
+    def update(
+        self,
+        arm: int,
+        reward: float,
+        *,
+        cost: float = 1.0,
+        propensity: float = math.nan,
+        rewards: Sequence[float] | NDArray[np.float64] | None = None,
+    ) -> None:
+        if not 0.0 <= reward <= 1.0:
+            raise ValueError(f"reward={reward!r} is outside [0, 1]; nothing was learned from it")
+        if type(arm) is not int:
+            arm = operator.index(arm)
+        if not 0 <= arm < self._buffer[0]:
+            raise ValueError(f"arm={arm!r} is not in [0, {int(self._buffer[0])})")
+        if not 0.0 < cost < math.inf:
+            raise ValueError(f"cost={cost!r} is not positive and finite")
+        if propensity == propensity and not 0.0 < propensity <= 1.0:
+            raise ValueError(f"propensity={propensity!r} is outside (0, 1]")
+        if rewards is not None:
+            every = self._checked(rewards)
+            if self._live.full_information:
+                self._live.update_all(self._buffer, arm, every, cost, propensity)
+                return
+        self._live.update(self._buffer, arm, reward, cost, propensity)
+
+    def update_many(
+        self,
+        arms: Sequence[int],
+        rewards: Sequence[float],
+        *,
+        costs: Sequence[float] | None = None,
+        propensities: Sequence[float] | None = None,
+    ) -> None:
+        """As `Policy.update_many`, in one call of the compiled kernel."""
+        n = len(arms)
+        every = (
+            np.array([operator.index(arm) for arm in arms], dtype=np.int64),
+            np.array(rewards, dtype=np.float64),
+            np.ones(n) if costs is None else np.array(costs, dtype=np.float64),
+            np.full(n, np.nan) if propensities is None else np.array(propensities, np.float64),
+        )
+        if any(values.shape != (n,) for values in every):
+            raise ValueError(f"update_many was given {n} arms; give as many of everything else")
+        a, r, c, p = every
+        fine = (a >= 0) & (a < self.n_arms) & (r >= 0) & (r <= 1) & (c > 0) & (c < math.inf)
+        fine &= np.isnan(p) | ((p > 0) & (p <= 1))
+        if not fine.all():
+            t = int(fine.argmin())
+            raise ValueError(
+                f"round {t} of {n} (arm={a[t]}, reward={r[t]}, cost={c[t]}, propensity={p[t]}) is "
+                f"out of range: arms lie in [0, {self.n_arms}), rewards in [0, 1], costs are "
+                "positive and finite, propensities in (0, 1]; nothing was learned"
+            )
+        self._live.update_many(self._buffer, a, r, c, p)
+
+    def _checked(self, rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        every = np.array(rewards, dtype=np.float64, order="C")
+        if every.shape != (self.n_arms,):
+            raise ValueError(f"rewards has shape {every.shape}; give one for each arm")
+        if not ((every >= 0.0) & (every <= 1.0)).all():
+            raise ValueError(f"rewards={every} leave [0, 1]; nothing was learned from them")
+        return every
+
+    def probabilities(
+        self, available: Sequence[bool] | NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        if available is not None or self._masked:
+            self._mask(available)
+        self._live.probabilities(self._buffer)
+        return self._views.score.copy()
+
+    def _mask(self, available: Sequence[bool] | NDArray[np.bool_] | None) -> None:
+        row = self._views.available
+        if available is None:
+            row[:] = 1.0
+            self._keep(_masked=False)
+            return
+        mask = np.asarray(available, dtype=bool)
+        if mask.shape != row.shape:
+            raise ValueError(
+                f"available has shape {mask.shape}; give one flag for each arm {row.shape}"
+            )
+        if not mask.any():
+            raise ValueError("no arm is available; leave at least one unmasked")
+        row[:] = mask
+        self._keep(_masked=True)
+
+    @property
+    def _views(self) -> State:
+        return named_views(self._buffer)
+
+    @property
+    def n_arms(self) -> int:
+        """K, as of the last reset."""
+        return int(self._buffer[0])
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """Mean reward of each arm (NaN for an arm never tried), shape (K,)."""
+        s = self._views
+        return np.where(s.pulls > 0, s.mean, np.nan)
+
+    @property
+    def pulls(self) -> NDArray[np.int64]:
+        """Completed pulls of each arm, shape (K,)."""
+        return self._views.pulls.astype(np.int64)
+
+    def forget(self, keep: float, seed: int | None = None) -> None:
+        checks.number("keep", keep, 0.0, 1.0)
+        fresh = self.fresh_buffer(self.n_arms)
+        self._reseed(seed)
+        if keep > 0.0 and not self.restarts:
+            old, new = self._views, named_views(fresh)
+            for field in ("clock", "pulls", "total", "rows"):
+                getattr(new, field)[:] = keep * getattr(old, field)
+            new.mean[:] = old.mean
+            self.carry_memory(old, new, list(range(self.n_arms)), keep)
+        self._keep(_buffer=fresh, _masked=False)
+
+    def rearrange(self, arms: Sequence[int | None]) -> None:
+        for i in arms:
+            if i is not None:
+                checks.integer("arms", i, 0, self.n_arms - 1)
+        fresh = self.fresh_buffer(len(arms))
+        if not self.restarts:
+            old, new = self._views, named_views(fresh)
+            new.clock[:] = old.clock
+            for j in self.optimistic:
+                new.rows[j] = old.rows[j].max()
+            kept = [(j, i) for j, i in enumerate(arms) if i is not None]
+            for j, i in kept:
+                for field in ("pulls", "pending", "mean", "total", "chance"):
+                    getattr(new, field)[j] = getattr(old, field)[i]
+                new.rows[:, j] = old.rows[:, i]
+            self.carry_memory(old, new, arms, 1.0)
+        self._keep(_buffer=fresh, _masked=False)
+
+    def carry_memory(self, old: State, new: State, arms: Sequence[int | None], keep: float) -> None:
+        """Take ``old.memory`` over into ``new.memory`` when arms change or a query begins.
+
+        ``arms[j]`` is the former place of arm j, None for a new one. A policy whose memory holds
+        evidence overrides it; the default starts the memory anew.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        buffer = self._buffer.copy()
+        named_views(buffer).score[:] = 0.0  # scratch, and the only place an infinity may stand
+        return {
+            "policy": self.name,
+            "hyperparameters": dataclasses.asdict(self),  # type: ignore[call-overload]
+            "buffer": buffer.tolist(),
+            "stream": self._stream.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = {"policy": self.name, "hyperparameters": dataclasses.asdict(self)}  # type: ignore[call-overload]
+        theirs = {key: state.get(key) for key in mine}
+        if theirs != mine:
+            raise ValueError(f"this state is of {theirs}; it cannot be loaded into {mine}")
+        buffer = np.array(state["buffer"], dtype=np.float64)
+        stream = np.array(state["stream"], dtype=np.uint64)
+        if stream.shape != (4,) or buffer.size != self.fresh_buffer(int(buffer[0])).size:
+            raise ValueError("this state is damaged: its buffer or stream has the wrong size")
+        self._keep(
+            _buffer=buffer,
+            _stream=stream,
+            _masked=True,  # the next decision sets the mask anew
+            _live=_live_kernels(type(self)),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: arrays copied, machine code left behind."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_live"}
+        return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in kept.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._keep(**state)
+        if hasattr(self, "_buffer"):
+            self._keep(_live=_live_kernels(type(self)))
+
+
+@cache
+def _live_kernels(policy_class: type[CompiledPolicy]) -> LiveKernels:
+    return LiveKernels(policy_class.kernels())

@@ -1,0 +1,1 @@
+"""The laws and bounds of the theory, as plain functions."""

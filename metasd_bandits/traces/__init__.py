@@ -1,0 +1,1 @@
+"""Recorded rounds: written, read, imported, made up."""

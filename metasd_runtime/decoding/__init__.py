@@ -1,0 +1,1 @@
+"""One round: select, draft, verify, commit, reward, update."""

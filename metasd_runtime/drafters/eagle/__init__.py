@@ -1,0 +1,1 @@
+"""EAGLE's heads: chains, trees, and their compiled step."""

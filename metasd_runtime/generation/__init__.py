@@ -1,0 +1,1 @@
+"""One call of `generate`: its settings, its prompts, its output."""
