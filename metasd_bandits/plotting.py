@@ -11,16 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from metasd_bandits.replay.curves import Curves
 
 __all__ = [
     "COLOURS",
@@ -30,8 +27,6 @@ __all__ = [
     "line_with_band",
     "new_figure",
     "plot_coverage",
-    "plot_regret",
-    "plot_reward",
     "plot_shares",
     "plot_support",
     "save_figure",
@@ -110,30 +105,6 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def plot_reward(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
-    """Mean reward up to each round of a query, one line for each policy."""
-    figure, axes = new_figure()
-    for c, line in zip(curves, line_styles(len(curves)), strict=True):
-        r = c.reward
-        line_with_band(axes, c.rounds, r.mean, r.low, r.high, c.policy, line)
-    axes.set(xlabel="round of the query", ylabel="mean reward so far")
-    axes.legend()
-    return figure
-
-
-def plot_regret(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
-    """Cumulated reward lost to the best single arm, one line for each policy."""
-    figure, axes = new_figure()
-    for c, line in zip(curves, line_styles(len(curves)), strict=True):
-        r = c.regret
-        line_with_band(axes, c.rounds, r.mean, r.low, r.high, c.policy, line)
-    axes.set(
-        xlabel="round of the query", ylabel=f"reward lost to always {arms[curves[0].best_arm]}"
-    )
-    axes.legend()
-    return figure
 
 
 class Shares(Protocol):

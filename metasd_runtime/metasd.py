@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from metasd_runtime.decoding.router import Router, Scope
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.drafters.eagle.compiled import compile_steps
 from metasd_runtime.drafters.registry import make_pool
+from metasd_runtime.generation.continuous import Progress, RowOutput, generate_many
 from metasd_runtime.generation.custom_generate import FrontDoor, behind, prompts_of
 from metasd_runtime.generation.options import CallOptions, router_for
 from metasd_runtime.generation.output import Interrupted, Output
@@ -42,9 +43,6 @@ from metasd_runtime.generation.settings import Settled, settle
 from metasd_runtime.model.compiled import compile_forward
 from metasd_runtime.model.load import load_target, log
 from metasd_runtime.model.target import Target
-
-if TYPE_CHECKING:
-    from metasd_runtime.generation.continuous import Progress, RowOutput
 
 __all__ = ["DEFAULT_DRAFTERS", "Interrupted", "MetaSD", "Output"]
 
@@ -298,7 +296,8 @@ streamer, tokenizer
             Each row's own is derived from it and the row's number; drawn from torch's generator
             where it is not given.
         progress : bool or callable
-            A bar, or a function that is given a `metasd_runtime.generation.continuous.Progress` after each round.
+            A bar, or a function that is given a
+            `metasd_runtime.generation.continuous.Progress` after each round.
         trace, on_round
             As for `generate`; the rows' rounds are interleaved, told apart by their query.
         **settings
@@ -319,8 +318,6 @@ streamer, tokenizer
         InterruptedMany
             On Ctrl-C, with what was made so far.
         """
-        from metasd_runtime.generation.continuous import generate_many  # it builds on this module
-
         return generate_many(
             self,
             prompts,
@@ -354,7 +351,7 @@ streamer, tokenizer
                 self.target,
                 router,
                 rows,
-                self._header(router, options.policy),
+                self.header(router, options.policy),
                 trace=options.trace,
                 streamer=streamer,
                 prompt_streamed=prompt_streamed,
@@ -397,7 +394,8 @@ streamer, tokenizer
             queries.append(query)
         return queries
 
-    def _header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
+    def header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
+        """The header of a trace of this session's rounds."""
         name = self._policy_name if policy is None else str(policy)
         meta = {"target": self.target.model.name_or_path, "scope": router.scope, **more}
         return TraceHeader(router.arms, router.draft_length, name, router.reward_name, meta)

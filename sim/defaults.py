@@ -1,7 +1,6 @@
 """The names that an engine's text needs before `specialise` binds the real ones."""
 
-from metasd_bandits.compiled.rules import learn_mean as update
-from metasd_bandits.policies.ucb import select
+from metasd_bandits.compiled.stand_ins import select, update
 from sim.acceptance.base import begin_nothing as begin
 from sim.acceptance.iid import draft
 from sim.arms import pay_bernoulli as pay

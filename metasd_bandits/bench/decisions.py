@@ -1,5 +1,6 @@
-"""Decision latency and simulation speed, beside other libraries: `python -m metasd_bandits.bench.decisions`.
+"""Decision latency and simulation speed, beside other libraries.
 
+Run it by ``python -m metasd_bandits.bench.decisions``.
 Everything is timed in one run on one machine. Peers run in an environment of their own, whose
 Python is named by ``--peers``; without it, ours alone are timed.
 """

@@ -1,4 +1,4 @@
-"""Times other libraries' UCB from Python; run by `metasd_bandits.bench.decisions` in their environment.
+"""Times other libraries' UCB from Python; run by `decisions` in their environment.
 
 It imports nothing of ours, so that the peers need not share our dependencies. Prints one JSON
 object: library -> arms -> microseconds of one select + update.

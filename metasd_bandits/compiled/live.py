@@ -8,6 +8,7 @@ from typing import Any
 
 from numba import float64, int64, uint64
 
+from metasd_bandits.compiled import live_template
 from metasd_bandits.compiled.interpreted import JIT_OFF
 from metasd_bandits.compiled.specialise import specialise
 
@@ -27,8 +28,6 @@ class LiveKernels:
     """
 
     def __init__(self, kernels: dict[str, Callable[..., Any]]) -> None:
-        from metasd_bandits.compiled import live_template
-
         self._module = specialise(live_template, **kernels)
         self.tells_propensity = "propensity" in kernels
         self.full_information = "update_all" in kernels

@@ -8,9 +8,14 @@ vanish.
 
 from metasd_bandits.compiled.borrow import borrow
 from metasd_bandits.compiled.lean import lean
+from metasd_bandits.compiled.stand_ins import (  # bound by specialise  # bound by specialise
+    probabilities,
+    propensity,
+    select,
+    update,
+    update_all,
+)
 from metasd_bandits.compiled.state import view
-from metasd_bandits.policies.hedge import update, update_all  # bound by specialise
-from metasd_bandits.policies.ucb import probabilities, propensity, select  # bound by specialise
 
 
 @lean(cache=True)

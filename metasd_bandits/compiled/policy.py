@@ -30,17 +30,18 @@ class CompiledPolicy(Policy):
 
     The subclass's module holds functions decorated with `metasd_bandits.compiled.kernel.kernel`:
 
-    - ``select(s, stream) -> arm``: decide and book the pull (`metasd_bandits.compiled.state.pick_max` or
-      `pick_by_probability` do the booking);
+    - ``select(s, stream) -> arm``: decide and book the pull (`pick_max` or `pick_by_probability`
+      of `metasd_bandits.compiled.state` do the booking);
     - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision;
     - ``propensity(s, arm)``, optional: the probability with which the ``select`` just made chose
       `arm`. (`metasd_bandits.compiled.rules` makes these three from the policy's equation.)
-    - ``update(s, arm, reward, cost, propensity)``: land a reward (`metasd_bandits.compiled.state.record`
-      does the shared part; `metasd_bandits.compiled.rules.learn_mean` does nothing else);
+    - ``update(s, arm, reward, cost, propensity)``: land a reward
+      (`metasd_bandits.compiled.state.record` does the shared part;
+      `metasd_bandits.compiled.rules.learn_mean` does nothing else);
     - ``update_all(s, arm, rewards, cost, propensity)``, optional: land a full-information round.
 
-    ``s`` is a `metasd_bandits.compiled.state.State`. Per-arm rows and other memory beyond the shared
-    ones are declared by `rows` and `memory`.
+    ``s`` is a `metasd_bandits.compiled.state.State`. Per-arm rows and other memory beyond the
+    shared ones are declared by `rows` and `memory`.
 
     Attributes
     ----------

@@ -15,8 +15,9 @@ r"""Thompson sampling: draw from each arm's posterior, play the largest draw.
 Untried arms are not forced: the prior speaks for them. Rewards not yet back are not anticipated;
 rows that select at the same time spread by their draws. Of Beta posteriors only the draw of the arm
 with the largest mode is always made; the others' are made where they may exceed the largest so far
-(`metasd_bandits.compiled.beta_tail`), which changes no probability. Propensities are exact to about 1e-13,
-by quadrature (`metasd_bandits.compiled.best_arm`), at O(K^2) cost; a plain ``select`` does not pay it.
+(`metasd_bandits.compiled.beta_tail`), which changes no probability. Propensities are exact to about
+1e-13, by quadrature (`metasd_bandits.compiled.best_arm`), at O(K^2) cost; a plain ``select`` does
+not pay it.
 Source: Thompson (1933); Agrawal and Goyal (2013). A decision costs O(K), an update O(1).
 """
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from metasd_bandits.compiled.stand_ins import select, update, update_all  # bound by specialise
 from metasd_bandits.compiled.state import put, view
-from metasd_bandits.policies.hedge import update, update_all  # bound by specialise
-from metasd_bandits.policies.ucb import select  # bound by specialise
 
 _LEAN: Any = {"_nrt": False, "nogil": True}
 

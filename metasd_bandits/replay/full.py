@@ -6,9 +6,9 @@
     Only the used arm's reward was logged, by a randomised logger that does not learn: the policy
     decides, and waits for a logged round with its arm (Li et al. 2011, arXiv 1003.5956).
 
-A *stationary* policy can also be judged without playing it: `metasd_bandits.replay.estimators`. Both
-functions treat the rounds of a query as exchangeable: a policy that emits fewer tokens would
-have drafted from other positions of the text than the log did.
+A *stationary* policy can also be judged without playing it:
+`metasd_bandits.replay.estimators`. Both functions treat the rounds of a query as exchangeable: a
+policy that emits fewer tokens would have drafted from other positions of the text than the log did.
 """
 
 from __future__ import annotations

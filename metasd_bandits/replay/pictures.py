@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from metasd_bandits import checks, plotting
+from metasd_bandits.plotting import line_styles, line_with_band, new_figure
 from metasd_bandits.replay.coverage import interval_coverage
 from metasd_bandits.replay.curves import Curve, Curves, replay_curves
 from metasd_bandits.replay.summary import summarize
@@ -56,8 +58,8 @@ def draw(
                 )
                 curves.append(replace(c, policy=policy))
             function = {
-                "reward": plotting.plot_reward,
-                "regret": plotting.plot_regret,
+                "reward": plot_reward,
+                "regret": plot_regret,
                 "shares": plotting.plot_shares,
             }[kind]
             figure = function(curves, arms)
@@ -75,3 +77,27 @@ def _numbers(c: Curves, kind: str, arms: Sequence[str]) -> dict[str, Any]:
         **values,
         **{end: getattr(curve, end).tolist() for end in ("mean", "low", "high")},
     }
+
+
+def plot_reward(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
+    """Mean reward up to each round of a query, one line for each policy."""
+    figure, axes = new_figure()
+    for c, line in zip(curves, line_styles(len(curves)), strict=True):
+        r = c.reward
+        line_with_band(axes, c.rounds, r.mean, r.low, r.high, c.policy, line)
+    axes.set(xlabel="round of the query", ylabel="mean reward so far")
+    axes.legend()
+    return figure
+
+
+def plot_regret(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
+    """Cumulated reward lost to the best single arm, one line for each policy."""
+    figure, axes = new_figure()
+    for c, line in zip(curves, line_styles(len(curves)), strict=True):
+        r = c.regret
+        line_with_band(axes, c.rounds, r.mean, r.low, r.high, c.policy, line)
+    axes.set(
+        xlabel="round of the query", ylabel=f"reward lost to always {arms[curves[0].best_arm]}"
+    )
+    axes.legend()
+    return figure

@@ -20,7 +20,7 @@ class RefusedError(Exception):
 
 
 class Peers(AbstractContextManager["Peers"]):
-    """The other packages (`metasd_runtime.bench.peer_process.ENGINES`), in a process of another Python.
+    """The other packages (`peer_process.ENGINES`), in a process of another Python.
 
     They load the target anew, from its folder, in the same type and on the same kind of device.
 

@@ -88,7 +88,8 @@ class Method:
         Ours, the library's own `generate`, or prompt lookup of another package, which runs in an
         environment of its own (`metasd_runtime.bench.peers`).
     drafters : tuple of str
-        The pool, as `metasd_runtime.drafters.registry.make_pool` reads it; the suite's where it is empty.
+        The pool, as `metasd_runtime.drafters.registry.make_pool` reads it; the suite's where it
+        is empty.
     policy : str
         As `metasd_bandits.make_policy` reads it, or ``learned-router:PATH``.
     each : bool
@@ -160,8 +161,9 @@ class Suite:
     warm_up : int
         Tokens that each method decodes before the clock runs.
     compiled : bool
-        Compile the target's forward (`metasd_runtime.model.compiled`), for plain decoding as for all of
-        ours, and the EAGLE heads' steps; the library's methods and other packages stay as they are.
+        Compile the target's forward (`metasd_runtime.model.compiled`), for plain decoding as for
+        all of ours, and the EAGLE heads' steps; the library's methods and other packages stay
+        as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.
     tasks, methods : tuples

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from metasd_bandits import Decision, Round, checks
 from metasd_runtime.decoding.commit import commit
-from metasd_runtime.decoding.drafter import Draft, Drafter, drawn_block
+from metasd_runtime.decoding.drafter import Ask, Draft, Drafter, after, drawn_block, passes
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.reward import Timing, score
 from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.rows import RowDrafter, draft_rows
 from metasd_runtime.decoding.select import Selected
 from metasd_runtime.decoding.verify import Verdict, verify
-from metasd_runtime.drafters.autoregressive import Ask, RowDrafter, draft_rows, rows_of
-from metasd_runtime.drafters.fallback import after, passes
 from metasd_runtime.model.ragged import RaggedModel, Row
 from metasd_runtime.model.target import Forward, Target
 
@@ -113,7 +112,7 @@ class Batch:
         self.model = RaggedModel(target.model, checks.integer("max_batch", size, 1))
         self.vocab_size = target.vocab_size
         self._bases = router.bases
-        self.pool = [rows_of(base, self.model) for base in self._bases]
+        self.pool = [base.for_rows(self.model) for base in self._bases]
         shared = None
         if self.mode == "homogeneous" or router.carries:
             shared = router.share(seed)

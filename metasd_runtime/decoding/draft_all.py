@@ -2,10 +2,10 @@
 
 The baseline without a bandit (MetaSD, appendix; 0.35 to 0.54 of plain decoding's speed there).
 The drafts stand side by side as one tree, which one forward verifies as any other
-(`metasd_runtime.decoding.verify`): greedy, the longest accepted draft wins, the first of equals; under
-sampling, the drafts that agree with what was accepted so far are tried in turn (as in SpecInfer,
-Miao et al. 2023). Their tokens are drawn independently of each other, so each trial leaves exactly
-the target's law (tests/runtime/test_draft_all.py sums over every draft and coin).
+(`metasd_runtime.decoding.verify`): greedy, the longest accepted draft wins, the first of equals;
+under sampling, the drafts that agree with what was accepted so far are tried in turn (as in
+SpecInfer, Miao et al. 2023). Their tokens are drawn independently of each other, so each trial
+leaves exactly the target's law (tests/runtime/test_draft_all.py sums over every draft and coin).
 """
 
 from __future__ import annotations

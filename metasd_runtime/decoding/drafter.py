@@ -7,25 +7,32 @@ follows one path.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.model.ragged import RaggedModel
 from metasd_runtime.model.tree import depths
 
 __all__ = [
+    "Ask",
     "Draft",
     "Drafter",
     "DrafterUnavailableError",
+    "RowsDrafter",
+    "after",
     "check_draft",
     "draft_block",
     "drawn_block",
+    "passes",
 ]
 
 
@@ -138,6 +145,14 @@ class Drafter(ABC):
         shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
+    def for_rows(self, target: RaggedModel) -> RowsDrafter:
+        """The drafter for as many rows of a batch as the target has slots.
+
+        By default a clone for each, drafting one after another. Override it where one forward
+        can draft for several rows.
+        """
+        return Clones(self, target.storage.n_slots)
+
     def most_tokens(self, n: int) -> int:
         """Most tokens of a draft n deep: n of a chain, more of a tree."""
         return n
@@ -175,6 +190,88 @@ class Drafter(ABC):
             read it yet).
         """
         return
+
+
+def passes(draft: Draft, sampling: Sampling) -> bool:
+    """Whether the next drafter may be asked: nothing was drafted, nor drawn and left out.
+
+    The first may draw its tokens, since one that drew some has to draft them: that its draft is
+    empty then tells no more than the text does, and whoever drafts next is verified as if it were
+    alone. One that drew and left out what it drew is not helped along.
+    """
+    return len(draft.tokens) == 0 and not sampling.drawn
+
+
+def after(empty: Draft, draft: Draft) -> Draft:
+    """The draft of one asked behind another that drafted nothing; it bears the costs of both."""
+    return dataclasses.replace(
+        draft,
+        owed=empty.owed + draft.owed,
+        switch_seconds=empty.switch_seconds + draft.switch_seconds,
+    )
+
+
+class Ask(NamedTuple):
+    """One row's wish for a draft of at most n tokens behind `tokens`."""
+
+    slot: int
+    tokens: Sequence[int]
+    n: int
+    sampling: Sampling
+
+
+class RowsDrafter(ABC):
+    """One arm of the pool, for all rows of a batch.
+
+    Attributes
+    ----------
+    name : str
+    needs_features : tuple of int
+        As for `Drafter`.
+    """
+
+    name: str
+    needs_features: tuple[int, ...] = ()
+
+    @abstractmethod
+    def start(self, slot: int, tokens: Sequence[int]) -> None:
+        """A query begins in a slot."""
+
+    @abstractmethod
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
+        """A draft for each row, or what kept the row's drafter from it; n is at least 1."""
+
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
+        """A round ended in a slot; `tokens` is all that stands there now."""
+        return
+
+    def finish(self, slot: int) -> None:
+        """The slot's query ended."""
+        return
+
+
+class Clones(RowsDrafter):
+    """Any drafter: a clone for each slot, which draft one after the other."""
+
+    def __init__(self, drafter: Drafter, n_slots: int) -> None:
+        self.name = drafter.name
+        self.needs_features = drafter.needs_features
+        self._drafters = [drafter.clone() for _ in range(n_slots)]
+
+    def start(self, slot: int, tokens: Sequence[int]) -> None:
+        self._drafters[slot].start(tokens)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
+        drafts: list[Draft | Exception] = []
+        for slot, tokens, n, sampling in asks:
+            try:
+                drafts.append(self._drafters[slot].propose(tokens, n, sampling))
+            except Exception as error:
+                drafts.append(error)
+        return drafts
+
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
+        self._drafters[slot].commit(tokens, features)
 
 
 def draft_block(

@@ -169,7 +169,8 @@ class Sampling:
         tokens : sequence of int
             What is committed.
         behind : callable
-            The drafted tokens before row j, as `metasd_runtime.decoding.drafter.Draft.before` tells them.
+            The drafted tokens before row j, as `metasd_runtime.decoding.drafter.Draft.before` tells
+            them.
         """
         return _process(self.processors, logits, tokens, behind)
 

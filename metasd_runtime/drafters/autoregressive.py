@@ -1,117 +1,29 @@
-"""Drafters over the rows of a batch: each row's drafter has its own state; some draft together."""
+"""Drafting token by token for several rows of a batch in one forward."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError, check_draft
-from metasd_runtime.decoding.sampling import Sampling
-from metasd_runtime.drafters.catch_up import Reading
-from metasd_runtime.drafters.early_exit import EarlyExit
-from metasd_runtime.drafters.language_model import LanguageModel, fit, refuse_beyond
-from metasd_runtime.model.ragged import RaggedModel, refuse_ragged
+from metasd_runtime.decoding.drafter import Ask, Draft, DrafterUnavailableError, RowsDrafter
+from metasd_runtime.drafters.catch_up import CacheStrategy, Reading
+from metasd_runtime.model.ragged import RaggedModel
 
-__all__ = ["Ask", "RowDrafter", "RowsDrafter", "draft_rows", "rows_of"]
+__all__ = ["EarlyExitRows", "LanguageModelRows", "fit", "refuse_beyond"]
 
 _SMALL_DEBT = 16  # tokens that are read together with the other rows', padded to the widest
-
-
-class Ask(NamedTuple):
-    """One row's wish for a draft of at most n tokens behind `tokens`."""
-
-    slot: int
-    tokens: Sequence[int]
-    n: int
-    sampling: Sampling
-
-
-class RowsDrafter(ABC):
-    """One arm of the pool, for all rows of a batch.
-
-    Attributes
-    ----------
-    name : str
-    needs_features : tuple of int
-        As for `Drafter`.
-    """
-
-    name: str
-    needs_features: tuple[int, ...] = ()
-
-    @abstractmethod
-    def start(self, slot: int, tokens: Sequence[int]) -> None:
-        """A query begins in a slot."""
-
-    @abstractmethod
-    def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
-        """A draft for each row, or what kept the row's drafter from it; n is at least 1."""
-
-    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
-        """A round ended in a slot; `tokens` is all that stands there now."""
-        return
-
-    def finish(self, slot: int) -> None:
-        """The slot's query ended."""
-        return
-
-
-class RowDrafter(Drafter):
-    """One row of a `RowsDrafter`, as a router knows its drafters."""
-
-    def __init__(self, rows: RowsDrafter, slot: int) -> None:
-        self.name = rows.name
-        self.needs_features = rows.needs_features
-        self._rows, self._slot = rows, slot
-
-    def start(self, tokens: Sequence[int]) -> None:
-        self._rows.start(self._slot, tokens)
-
-    def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
-        [draft] = self._rows.propose([Ask(self._slot, tokens, n, sampling)])
-        if isinstance(draft, Exception):
-            raise draft
-        return draft
-
-    def commit(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
-        self._rows.commit(self._slot, tokens, features)
-
-
-class Clones(RowsDrafter):
-    """Any drafter: a clone for each slot, which draft one after the other."""
-
-    def __init__(self, drafter: Drafter, n_slots: int) -> None:
-        self.name = drafter.name
-        self.needs_features = drafter.needs_features
-        self._drafters = [drafter.clone() for _ in range(n_slots)]
-
-    def start(self, slot: int, tokens: Sequence[int]) -> None:
-        self._drafters[slot].start(tokens)
-
-    def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
-        drafts: list[Draft | Exception] = []
-        for slot, tokens, n, sampling in asks:
-            try:
-                drafts.append(self._drafters[slot].propose(tokens, n, sampling))
-            except Exception as error:
-                drafts.append(error)
-        return drafts
-
-    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
-        self._drafters[slot].commit(tokens, features)
 
 
 class EarlyExitRows(RowsDrafter):
     """Early exit for several rows in one forward, in the storage of the target's rows."""
 
-    def __init__(self, drafter: EarlyExit, target: RaggedModel) -> None:
-        self.name = drafter.name
-        self._exit = RaggedModel(drafter.model, target.storage.n_slots, target.storage)
+    def __init__(self, name: str, model: PreTrainedModel, target: RaggedModel) -> None:
+        self.name = name
+        self._exit = RaggedModel(model, target.storage.n_slots, target.storage)
 
     def start(self, slot: int, tokens: Sequence[int]) -> None:
         return
@@ -140,11 +52,18 @@ class EarlyExitRows(RowsDrafter):
 class LanguageModelRows(RowsDrafter):
     """A language model that drafts for several rows in one forward, debts and all."""
 
-    def __init__(self, drafter: LanguageModel, n_slots: int) -> None:
-        self.name = drafter.name
-        self.vocab_size = drafter.vocab_size
-        self._lm = RaggedModel(drafter.lm.model, n_slots)
-        self._readings = [Reading(drafter.cache) for _ in range(n_slots)]
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        vocab_size: int,
+        cache: CacheStrategy,
+        n_slots: int,
+    ) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self._lm = RaggedModel(model, n_slots)
+        self._readings = [Reading(cache) for _ in range(n_slots)]
         self._open = [False] * n_slots
 
     def start(self, slot: int, tokens: Sequence[int]) -> None:
@@ -264,55 +183,17 @@ class _Block:
         return Draft(self.text[len(self.ask.tokens) :], torch.stack(self.rows))
 
 
-def rows_of(drafter: Drafter, target: RaggedModel) -> RowsDrafter:
-    """A drafter of the pool, for as many rows as the target has slots.
-
-    Those that can read rows of different lengths in one forward draft for all their rows
-    together; any other is cloned for each row.
-    """
-    if isinstance(drafter, EarlyExit):
-        return EarlyExitRows(drafter, target)
-    if isinstance(drafter, LanguageModel):
-        try:
-            refuse_ragged(drafter.lm.model)
-        except ValueError:
-            return Clones(drafter, target.storage.n_slots)
-        return LanguageModelRows(drafter, target.storage.n_slots)
-    return Clones(drafter, target.storage.n_slots)
+def refuse_beyond(limit: int | None, length: int) -> None:
+    """Refuse to draft past a drafter's context."""
+    if limit is not None and length > limit:
+        raise DrafterUnavailableError(
+            f"the text and the draft have {length} tokens and its context ends at {limit}; "
+            "cache=streaming would show it a window"
+        )
 
 
-def draft_rows(
-    drafter: RowsDrafter, asks: Sequence[Ask], vocab_size: int
-) -> list[tuple[Draft | Exception, float]]:
-    """Let a drafter propose for several rows, and refuse what would not stay lossless.
-
-    Returns
-    -------
-    list of (Draft or Exception, float)
-        For each row, with its share of the seconds spent drafting, catching up not counted.
-    """
-    if not asks:
-        return []
-    begin = time.perf_counter()
-    for ask in asks:
-        ask.sampling.begin_block(len(ask.tokens))
-    wanted = [ask for ask in asks if ask.n > 0]
-    try:
-        proposed = drafter.propose(wanted) if wanted else []
-    except Exception as error:
-        proposed = [error] * len(wanted)
-    by_slot = {ask.slot: draft for ask, draft in zip(wanted, proposed, strict=True)}
-    drafts = [_checked(by_slot.get(ask.slot, Draft()), ask, vocab_size) for ask in asks]
-    switching = sum(draft.switch_seconds for draft in drafts if isinstance(draft, Draft))
-    share = max(0.0, time.perf_counter() - begin - switching) / len(asks)
-    return [(draft, share) for draft in drafts]
-
-
-def _checked(draft: Draft | Exception, ask: Ask, vocab_size: int) -> Draft | Exception:
-    if isinstance(draft, Exception):
-        return draft
-    try:
-        check_draft(draft, ask.n, vocab_size, drawn=ask.sampling.do_sample)
-    except Exception as error:
-        return error
-    return draft
+def fit(logits: Tensor, width: int) -> Tensor:
+    """Logits over the target's vocabulary: cut, or padded with tokens that are never drafted."""
+    if logits.shape[-1] >= width:
+        return logits[..., :width]
+    return torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=float("-inf"))

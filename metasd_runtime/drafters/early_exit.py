@@ -11,8 +11,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
-from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.drafter import (
+    Draft,
+    Drafter,
+    DrafterUnavailableError,
+    RowsDrafter,
+)
 from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.autoregressive import EarlyExitRows
+from metasd_runtime.model.ragged import RaggedModel
 from metasd_runtime.model.target import CachedModel, Target
 
 __all__ = ["EarlyExit"]
@@ -39,6 +46,10 @@ class EarlyExit(Drafter):
         self._target = target
         self.model = _first_layers(target.model, layers)
         self._exit = CachedModel(self.model, target.layers[:layers])
+
+    def for_rows(self, target: RaggedModel) -> RowsDrafter:
+        """All rows in one forward, in the storage of the target's rows."""
+        return EarlyExitRows(self.name, self.model, target)
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling) -> Draft:
         limit = self._exit.max_length

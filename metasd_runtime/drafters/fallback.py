@@ -6,13 +6,12 @@ drafts something. Behind prompt lookup a head is asked for the rest alone.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from metasd_runtime.decoding.drafter import Draft, Drafter
+from metasd_runtime.decoding.drafter import Draft, Drafter, after, passes
 from metasd_runtime.decoding.sampling import Sampling
 
-__all__ = ["Fallback", "after", "passes"]
+__all__ = ["Fallback"]
 
 
 class Fallback(Drafter):
@@ -47,22 +46,3 @@ class Fallback(Drafter):
         if not passes(draft, sampling):
             return draft
         return after(draft, self.otherwise.propose(tokens, n, sampling))
-
-
-def passes(draft: Draft, sampling: Sampling) -> bool:
-    """Whether the next drafter may be asked: nothing was drafted, nor drawn and left out.
-
-    The first may draw its tokens, since one that drew some has to draft them: that its draft is
-    empty then tells no more than the text does, and whoever drafts next is verified as if it were
-    alone. One that drew and left out what it drew is not helped along.
-    """
-    return len(draft.tokens) == 0 and not sampling.drawn
-
-
-def after(empty: Draft, draft: Draft) -> Draft:
-    """The draft of one asked behind another that drafted nothing; it bears the costs of both."""
-    return dataclasses.replace(
-        draft,
-        owed=empty.owed + draft.owed,
-        switch_seconds=empty.switch_seconds + draft.switch_seconds,
-    )

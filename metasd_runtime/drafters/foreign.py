@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from metasd_bandits import checks
 from metasd_runtime.decoding.drafter import Draft, Drafter
 from metasd_runtime.decoding.sampling import Sampling
-from metasd_runtime.drafters.language_model import refuse_beyond
+from metasd_runtime.drafters.autoregressive import refuse_beyond
 from metasd_runtime.model.target import CachedModel
 
 __all__ = ["ForeignModel", "SharedTokens", "TextMatch", "shared_tokens"]

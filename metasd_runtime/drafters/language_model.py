@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
+from metasd_runtime.decoding.drafter import Draft, Drafter, RowsDrafter
 from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.drafters.autoregressive import LanguageModelRows, fit, refuse_beyond
 from metasd_runtime.drafters.catch_up import CacheStrategy, Reading, make_cache_strategy
+from metasd_runtime.model.ragged import RaggedModel, refuse_ragged
 from metasd_runtime.model.target import CachedModel
 
-__all__ = ["READ_CHUNK", "LanguageModel", "fit", "refuse_beyond"]
+__all__ = ["READ_CHUNK", "LanguageModel"]
 
 READ_CHUNK = 512
 
@@ -53,6 +55,15 @@ class LanguageModel(Drafter):
     def clone(self) -> LanguageModel:
         return LanguageModel(self.lm.model, self.vocab_size, self.name, self.cache)
 
+    def for_rows(self, target: RaggedModel) -> RowsDrafter:
+        """All rows in one forward, where the model can read rows of different lengths."""
+        n_slots = target.storage.n_slots
+        try:
+            refuse_ragged(self.lm.model)
+        except ValueError:
+            return super().for_rows(target)
+        return LanguageModelRows(self.name, self.lm.model, self.vocab_size, self.cache, n_slots)
+
     def start(self, tokens: Sequence[int]) -> None:
         self.lm.reset()
         self._reading.restart()
@@ -87,19 +98,3 @@ class LanguageModel(Drafter):
             logits = self.lm.forward(chunk, keep=1).logits[-1]
             self._reading.extend(chunk)
         return fit(logits, self.vocab_size)
-
-
-def refuse_beyond(limit: int | None, length: int) -> None:
-    """Refuse to draft past a drafter's context."""
-    if limit is not None and length > limit:
-        raise DrafterUnavailableError(
-            f"the text and the draft have {length} tokens and its context ends at {limit}; "
-            "cache=streaming would show it a window"
-        )
-
-
-def fit(logits: Tensor, width: int) -> Tensor:
-    """Logits over the target's vocabulary: cut, or padded with tokens that are never drafted."""
-    if logits.shape[-1] >= width:
-        return logits[..., :width]
-    return torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=float("-inf"))

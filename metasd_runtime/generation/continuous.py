@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from metasd_bandits import ConfigError, Round, Trace, TraceWriter, checks
+from metasd_bandits import ConfigError, Policy, Round, Trace, TraceHeader, TraceWriter, checks
 from metasd_runtime.decoding.batch import Batch, BatchRow, Mode
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.randomness import row_seed
@@ -22,8 +23,8 @@ from metasd_runtime.generation.output import Output, stack_scores
 from metasd_runtime.generation.prompts import keep_scores
 from metasd_runtime.generation.settings import prompt_tokens, settle
 from metasd_runtime.generation.statistics import Statistics
-from metasd_runtime.metasd import MetaSD
 from metasd_runtime.model.ragged import refuse_ragged
+from metasd_runtime.model.target import Target
 
 __all__ = ["InterruptedMany", "Progress", "RowOutput", "generate_many"]
 
@@ -76,6 +77,21 @@ class Progress:
     seconds: float
 
 
+class Session(Protocol):
+    """What a call takes from the session that it belongs to, a `MetaSD`."""
+
+    target: Target
+    tokenizer: PreTrainedTokenizerBase | None
+    router: Router
+    draft_threshold: float
+    shadow: bool
+    draft_all: bool
+
+    def header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
+        """The header of the call's trace."""
+        ...
+
+
 class InterruptedMany(KeyboardInterrupt):
     """Ctrl-C among many rows; ``outputs`` holds what was made so far and not yet handed over."""
 
@@ -96,7 +112,7 @@ class _Job:
 
 
 def generate_many(
-    metasd: MetaSD,
+    metasd: Session,
     prompts: Iterable[Any],
     *,
     max_batch: int = 8,
@@ -154,7 +170,7 @@ class _Many:
 
     def __init__(
         self,
-        metasd: MetaSD,
+        metasd: Session,
         router: Router,
         batch: Batch,
         prompts: Iterator[Any],
@@ -165,7 +181,7 @@ class _Many:
         self.options, self.settings = options, settings
         self.seed = options.settled_seed()
         self.threshold = options.threshold(metasd.draft_threshold)
-        self.header = metasd._header(router, options.policy, mode=batch.mode, max_batch=batch.size)
+        self.header = metasd.header(router, options.policy, mode=batch.mode, max_batch=batch.size)
         self.jobs: dict[BatchRow, _Job] = {}
         self.admitted = 0
         self.failure: Exception | None = None

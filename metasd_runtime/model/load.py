@@ -68,8 +68,8 @@ def load_target(
     Parameters
     ----------
     name_or_path : str or path-like
-        ``"smollm2-135m"`` (fetched on first use, see `metasd_runtime.model.smollm2`), a local folder,
-        or a Hugging Face model id.
+        ``"smollm2-135m"`` (fetched on first use, see `metasd_runtime.model.smollm2`), a local
+        folder, or a Hugging Face model id.
     dtype : {"auto", "float32", "bfloat16", "float16"} or torch.dtype, optional
         "auto", the default: bfloat16 on CUDA and on CPUs that compute in it (AVX512-BF16 or
         AMX), float32 elsewhere.

@@ -204,7 +204,7 @@ class Answerer:
         Tokens that end an answer.
     max_new_tokens : int
     layers : tuple of int
-        Hidden states to keep, as `metasd_runtime.decoding.drafter.Drafter.feature_layers` numbers them.
+        Hidden states to keep, numbered as in `metasd_runtime.decoding.drafter.Drafter`.
     """
 
     def __init__(

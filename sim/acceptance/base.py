@@ -48,8 +48,8 @@ class AcceptanceModel(ABC):
 
     - ``draft(model, memory, arm, place, stream) -> (accepted, efficiency, divergence)``: one
       round with drafter `arm`; `model` is what `parameters` returns, `place` a `Place`. Draw
-      with ``metasd_bandits.compiled.stream.uniform(stream)``, the same number of times whatever the arm,
-      so that policies can be compared on common random numbers.
+      with ``metasd_bandits.compiled.stream.uniform(stream)``, the same number of times whatever
+      the arm, so that policies can be compared on common random numbers.
     - ``begin(model, memory, stream)``: the start of a query (optional).
     """
 

@@ -1,4 +1,4 @@
-"""A compiled run of one policy over given rewards. A template for `metasd_bandits.compiled.specialise`."""
+"""A compiled run of one policy over given rewards: a template for `specialise`."""
 
 import numpy as np
 from numba import njit
