@@ -35,6 +35,7 @@ lint: $(VENV)/.test-installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
 
 docs: $(VENV)/.docs-installed
 	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html

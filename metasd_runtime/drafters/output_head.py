@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from metasd_runtime.drafters.eagle.head import Matrix, quantise
+from metasd_runtime.drafters.matrix import Matrix, quantise
 from metasd_runtime.model.target import Target
 
 __all__ = ["DraftHead", "with_prompt"]

@@ -25,7 +25,7 @@ from torch.nn.functional import silu
 from metasd_bandits import checks
 from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
 from metasd_runtime.decoding.sampling import Sampling
-from metasd_runtime.drafters.eagle.head import Matrix, quantise
+from metasd_runtime.drafters.matrix import Matrix, quantise
 from metasd_runtime.drafters.output_head import DraftHead
 from metasd_runtime.model.target import Target
 

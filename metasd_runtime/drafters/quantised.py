@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from metasd_runtime.drafters.eagle.head import quantise
+from metasd_runtime.drafters.matrix import quantise
 
 __all__ = ["restored", "stored"]
 

@@ -17,7 +17,8 @@ from metasd_runtime.decoding.drafter import DrafterUnavailableError, draft_block
 from metasd_runtime.decoding.randomness import Purpose, uniform
 from metasd_runtime.decoding.sampling import Sampling, draw
 from metasd_runtime.drafters.eagle.chain import Eagle
-from metasd_runtime.drafters.eagle.head import EagleShape, Matrix, quantise
+from metasd_runtime.drafters.eagle.head import EagleShape
+from metasd_runtime.drafters.matrix import Matrix, quantise
 from metasd_runtime.drafters.pool import (
     PoolError,
     Trained,

@@ -14,11 +14,10 @@ from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableEr
 from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.eagle.head import (
     EagleShape,
-    Matrix,
     normalise,
-    quantise,
     rotary_tables,
 )
+from metasd_runtime.drafters.matrix import Matrix, quantise
 from metasd_runtime.drafters.output_head import DraftHead
 from metasd_runtime.model.target import Target
 

@@ -18,8 +18,8 @@ from torch.export import Dim
 
 from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.drafters.eagle.chain import Eagle
-from metasd_runtime.drafters.eagle.head import Matrix
 from metasd_runtime.drafters.eagle.tree import EagleTree
+from metasd_runtime.drafters.matrix import Matrix
 from metasd_runtime.model.graphs import give_up, graph_name, kept_graph, relative_error
 
 __all__ = ["CompiledStep", "compile_steps"]

@@ -1,4 +1,4 @@
-"""The EAGLE head: its shape, its weights, and products with them that are cheap for one row.
+"""The EAGLE head: its shape, its weights, and the small functions it is made of.
 
 A head reads, for each token that stands, the target's hidden states *before* it (several layers,
 each normalised) and its embedding, fuses them to one vector of the target's width, and sends that
@@ -10,7 +10,6 @@ stands in for them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from metasd_bandits import checks
 
-__all__ = ["MATRICES", "NORMS", "EagleShape", "Matrix", "normalise", "quantise", "rotary_tables"]
+__all__ = ["MATRICES", "NORMS", "EagleShape", "normalise", "rotary_tables"]
 
 # fuse: hidden states -> width; embed: token -> width; chain: the head's own output -> width.
 MATRICES = ("fuse", "embed", "chain", "q", "k", "v", "o", "gate", "up", "down")
@@ -93,74 +92,6 @@ class EagleShape:
             "down": (H, inner),
             **dict.fromkeys(NORMS, (H,)),
         }
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight bits a weight: rows of int8 and each row's scale, rounding to nearest."""
-    scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
-
-
-class Matrix:
-    """A weight matrix in eight bits, used as it lies: a draft step is bound by memory.
-
-    Parameters
-    ----------
-    weight : (out, in) int8
-    scale : (out,)
-        Of each row.
-    device : torch.device
-
-    Attributes
-    ----------
-    FEW : int
-        Up to so many rows of a factor, a product reads the weights as they lie.
-    """
-
-    FEW = 8
-
-    def __init__(self, weight: Tensor, scale: Tensor, device: torch.device) -> None:
-        self.weight = weight.contiguous().to(device)
-        self.scale = scale.float().to(device)
-        self._scale16 = scale.to(device, torch.bfloat16)
-        # PyTorch's own kernel for eight-bit weights: a third of the time of bfloat16 ones.
-        self._kernel = getattr(torch, "_weight_int8pack_mm", None)
-        if device.type != "cpu" or weight.shape[1] % 64 or weight.shape[0] % 64:
-            self._kernel = None
-        self._half = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
-        self._dense = None if self._kernel is not None else self._floats()
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """The tensors that a product with few rows reads."""
-        return (self.weight, self._scale16) if self._dense is None else (self._dense,)
-
-    def reading(self, *operands: Tensor) -> Matrix:
-        """A twin that reads these instead, for tracing."""
-        twin = copy.copy(self)
-        if self._dense is None:
-            twin.weight, twin._scale16 = operands
-        else:
-            (twin._dense,) = operands
-        return twin
-
-    def _floats(self) -> Tensor:
-        return self.weight.float() * self.scale[:, None]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x @ weight.T for (m, in) float32; many rows are cheaper with the weights unpacked once.
-
-        To bfloat16, which holds eight bits exactly, where the processor computes with it: the same
-        rounding as the kernel's, a quarter of the time that floats take.
-        """
-        if self._kernel is not None and x.shape[0] <= self.FEW:
-            product: Tensor = self._kernel(x.bfloat16(), self.weight, self._scale16)
-            return product.float()
-        if self._kernel is not None and self._half:
-            product = torch.nn.functional.linear(x.bfloat16(), self.weight.bfloat16())
-            return product.float() * self.scale
-        weight = self._floats() if self._dense is None else self._dense
-        return torch.nn.functional.linear(x, weight)
 
 
 def stacked(weights: Mapping[str, Tensor], names: list[str], dim: int) -> Tensor:
