@@ -108,7 +108,7 @@ class Carried(Policy):
         n_arms = checks.integer("n_arms", state["n_arms"], 0)
         inner = state["policy"]
         saved = inner.get("buffer") if isinstance(inner, dict) else None
-        if saved is not None and len(saved) and saved[0] != n_arms:
+        if isinstance(saved, list) and saved and saved[0] != n_arms:
             raise ValueError(f"this state is damaged: n_arms={n_arms}, but its policy differs")
         self.policy.load_state_dict(inner)
         self._n_arms = n_arms
