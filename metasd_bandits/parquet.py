@@ -5,9 +5,9 @@ The header stands in the file's schema metadata under ``metasd-trace``, as in a 
 per-arm field is K flat columns, ``rewards.<arm>``, ``tokens.<arm>``, ``steps.<arm>``, null in
 rounds without it, and absent where no round has it. NaN stays NaN: null always means None.
 
-Damage is found: pages carry checksums, and a checksum of the whole file stands between the data and
-the footer, where other Parquet tools do not look. Files that such tools rewrote lack it and are
-read without. Rows are counted from 0 in messages.
+Damage is found: a checksum of the whole file stands between the data and the footer, where other
+Parquet tools do not look, and is verified when the file is opened. Pages carry checksums as well,
+for such tools and for the files that they rewrote. Rows are counted from 0 in messages.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ParquetReader(Reader):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.query_names = []
-        _check_seal(self.path)
+        sealed = _check_seal(self.path)
         with self._named():
             schema = pq.read_schema(self.path)
             coded = [name for name in ("query", "arm") if name in schema.names]
@@ -73,7 +73,7 @@ class ParquetReader(Reader):
                 self.path,
                 read_dictionary=coded,
                 memory_map=True,
-                page_checksum_verification=True,
+                page_checksum_verification=not sealed,
             )
             metadata = schema.metadata or {}
         if _KEY not in metadata:
@@ -279,19 +279,20 @@ def _checksum(path: Path, skip: tuple[int, int]) -> int:
     return total
 
 
-def _check_seal(path: Path) -> None:
-    """Verify a file's checksum, where it has one."""
+def _check_seal(path: Path) -> bool:
+    """Verify a file's checksum; False where it has none."""
     end, length = _footer(path), len(_SEAL) + 4
     if end is None or end <= length:
-        return
+        return False
     with path.open("rb") as file:
         file.seek(end - length)
         seal = file.read(length)
     if not seal.startswith(_SEAL):
-        return
+        return False
     (written,) = struct.unpack("<I", seal[len(_SEAL) :])
     if written != _checksum(path, (end - length, end)):
         raise TraceError(f"{path} is damaged: its bytes do not give its checksum; write it anew")
+    return True
 
 
 def _seal(path: Path) -> None:
