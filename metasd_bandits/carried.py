@@ -100,7 +100,15 @@ class Carried(Policy):
         return {"keep": self.keep, "n_arms": self._n_arms, "policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("keep") != self.keep:
-            raise ValueError(f"this state keeps {state.get('keep')}, not {self.keep}")
-        self.policy.load_state_dict(state["policy"])
-        self._n_arms = int(state["n_arms"])
+        missing = {"keep", "n_arms", "policy"} - set(state if isinstance(state, dict) else ())
+        if missing:
+            raise ValueError(f"this state is damaged: it lacks {', '.join(sorted(missing))}")
+        if state["keep"] != self.keep:
+            raise ValueError(f"this state keeps {state['keep']}, not {self.keep}")
+        n_arms = checks.integer("n_arms", state["n_arms"], 0)
+        inner = state["policy"]
+        saved = inner.get("buffer") if isinstance(inner, dict) else None
+        if isinstance(saved, list) and saved and saved[0] != n_arms:
+            raise ValueError(f"this state is damaged: n_arms={n_arms}, but its policy differs")
+        self.policy.load_state_dict(inner)
+        self._n_arms = n_arms

@@ -185,5 +185,11 @@ class Policy(ABC):
         raise TypeError(f"policy {self.name!r} cannot be saved; implement state_dict()")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the state that `state_dict` gave, random stream included."""
+        """Take up the state that `state_dict` gave, random stream included.
+
+        Raises
+        ------
+        ValueError
+            If a part of the state is missing, of another policy, or cannot be; nothing is changed.
+        """
         raise TypeError(f"policy {self.name!r} cannot be restored; implement load_state_dict()")

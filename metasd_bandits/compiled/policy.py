@@ -272,20 +272,52 @@ class CompiledPolicy(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise ValueError(f"a state is a dict, as state_dict() gives it, not {type(state)}")
         mine = {"policy": self.name, "hyperparameters": dataclasses.asdict(self)}  # type: ignore[call-overload]
         theirs = {key: state.get(key) for key in mine}
         if theirs != mine:
             raise ValueError(f"this state is of {theirs}; it cannot be loaded into {mine}")
-        buffer = np.array(state["buffer"], dtype=np.float64)
-        stream = np.array(state["stream"], dtype=np.uint64)
-        if stream.shape != (4,) or buffer.size != self.fresh_buffer(int(buffer[0])).size:
-            raise ValueError("this state is damaged: its buffer or stream has the wrong size")
+        buffer = _saved_array(state, "buffer", np.float64)
+        stream = _saved_array(state, "stream", np.uint64)
+        self._check_buffer(buffer)
+        if stream.shape != (4,) or not stream.any():
+            raise ValueError(
+                f"this state is damaged: its stream {stream.tolist()} must be 4 integers in "
+                "[0, 2**64), not all of them 0"
+            )
         self._keep(
             _buffer=buffer,
             _stream=stream,
             _masked=True,  # the next decision sets the mask anew
             _live=_live_kernels(type(self)),
         )
+
+    def _check_buffer(self, buffer: NDArray[np.float64]) -> None:
+        """Refuse a saved buffer that no run of this policy leaves behind."""
+        n_arms = buffer[0] if buffer.ndim == 1 and buffer.size else math.nan
+        if not (n_arms >= 1 and n_arms == math.floor(n_arms) and n_arms <= buffer.size):
+            raise ValueError("this state is damaged: its buffer does not begin with its arms")
+        fresh = self.fresh_buffer(int(n_arms))
+        kept = 3 + len(self.theta())  # the layout and the hyperparameters
+        if fresh.shape != buffer.shape or (fresh[:kept] != buffer[:kept]).any():
+            raise ValueError(
+                f"this state is damaged: its buffer has {buffer.size} numbers or another layout; "
+                f"{self.name!r} with {int(n_arms)} arms keeps {fresh.size}"
+            )
+        s = named_views(buffer)
+        counts = (s.clock, s.pulls, s.pending, s.total)
+        if not (
+            np.isfinite(buffer).all()
+            and all((values >= 0.0).all() for values in counts)
+            and ((s.mean >= 0.0) & (s.mean <= 1.0)).all()
+            and ((s.chance >= 0.0) & (s.chance <= 1.0)).all()
+            and np.isin(s.available, (0.0, 1.0)).all()
+        ):
+            raise ValueError(
+                "this state is damaged: counts must be finite and at least 0, means and "
+                "propensities in [0, 1], flags 0 or 1"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: arrays copied, machine code left behind."""
@@ -296,6 +328,17 @@ class CompiledPolicy(Policy):
         self._keep(**state)
         if hasattr(self, "_buffer"):
             self._keep(_live=_live_kernels(type(self)))
+
+
+def _saved_array(state: dict[str, Any], key: str, dtype: Any) -> NDArray[Any]:
+    """A list of a saved state as an array; ValueError says what is missing or impossible."""
+    if not isinstance(state.get(key), (list, tuple, np.ndarray)):
+        raise ValueError(f"this state is damaged: it lacks the list {key!r}")
+    try:
+        values = [float(x) if dtype is np.float64 else operator.index(x) for x in state[key]]
+        return np.array(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"this state is damaged: its {key} cannot be read ({error})") from None
 
 
 @cache

@@ -3,9 +3,12 @@
 Line 1 is the header, ``{"format": "metasd-trace", "version": 1, "arms": [...], ...}``; every
 other line is one `Round`. NaN is written as null, so that every line is strict JSON.
 
-Two faults are repaired, each with a warning that names the line: a last line cut off by a crash
-is dropped, and a second header that agrees with the first (two files joined end to end) is
-skipped. Everything else is an error. An arm may be written as its place or as its name.
+A file may hold several runs: each begins with a header, be it that a trace was continued or that
+files were joined end to end. Queries of different runs are different queries. The second run's
+query ``"0"`` is read as ``"0#2"`` where an earlier run had a ``"0"`` of its own.
+
+A byte-order mark and blank lines are passed over. A last line cut off by a crash is dropped with a
+warning. Everything else is an error. An arm may be written as its place or as its name.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import dataclasses
 import json
 import math
 import os
+import reprlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from metasd_bandits import checks
+from metasd_bandits.fields import Field, Indexes, TraceError, fields_of, unrelated
 from metasd_bandits.round import Round
 
 __all__ = [
@@ -41,14 +46,9 @@ FORMAT = "metasd-trace"
 VERSION = 1
 _FIELDS = [f.name for f in dataclasses.fields(Round)]
 _REQUIRED = [f.name for f in dataclasses.fields(Round) if f.default is dataclasses.MISSING]
-_NAN_FIELDS = ("propensity", "step")
-_PER_ARM = {"rewards": float, "tokens": int, "steps": float}
-_COUNTS = ("index", "drafted", "accepted", "emitted", "owed", "depth")
-_NUMBERS = ("block_efficiency", "block_divergence", "reward", "propensity", "step")
-
-
-class TraceError(ValueError):
-    """A trace file that cannot be read as one; the message names the line and the fix."""
+_PER_ARM = ("rewards", "tokens", "steps")
+_SCALARS = [name for name in _FIELDS if name not in ("query", "arm", *_PER_ARM)]
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class TraceWriter:
     ----------
     path : path-like
         A new file is begun with the header; an existing trace with the same arms, draft length
-        and reward is continued.
+        and reward is continued by another run, which has a header of its own.
     header : TraceHeader
 
     Raises
@@ -116,15 +116,22 @@ class TraceWriter:
             require_same(read_header(self.path), header, str(self.path))
             _mend_tail(self.path)
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        self._begun = False
         if fresh:
-            self._file.write(header_to_json(header) + "\n")
-            self._file.flush()
+            self._begin()
 
     def write(self, round_: Round) -> None:
         """Append one round; it is on its way to the disk when this returns."""
+        if not self._begun:
+            self._begin()
         values = {name: _nulls_for_nan(getattr(round_, name)) for name in _FIELDS}
         self._file.write(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
         self._file.flush()
+
+    def _begin(self) -> None:
+        self._file.write(header_to_json(self.header) + "\n")
+        self._file.flush()
+        self._begun = True
 
     def close(self) -> None:
         self._file.close()
@@ -152,29 +159,101 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def iter_rounds(path: Path, header: TraceHeader) -> Iterator[Round]:
-    """The rounds of a JSON Lines trace file, one at a time, in bounded memory."""
-    with path.open(encoding="utf-8") as file:
-        next(file)
-        for number, line in enumerate(file, start=2):
+    """The rounds of a JSON Lines trace file, one at a time, in bounded memory.
+
+    Raises
+    ------
+    TraceError
+        If a line is damaged, a value out of range, or a query has an index twice.
+    """
+    fields = fields_of(len(header.arms), header.draft_length)
+    queries, run = _Queries(), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
             where = f"{path}:{number}"
             try:
-                values = json.loads(line)
+                values = _parsed(line)
             except ValueError:
-                if line.endswith("\n"):
-                    raise TraceError(f"{where} is not JSON; remove or repair the line") from None
+                if line.endswith(b"\n"):
+                    raise TraceError(
+                        f"{where} is not JSON in UTF-8; remove or repair the line"
+                    ) from None
                 _repaired(f"{where}: the last line is cut off, as after a crash; it is dropped")
                 return
             if isinstance(values, dict) and values.get("format") == FORMAT:
-                require_same(header_from_json(line, where), header, where)
-                _repaired(f"{where}: a second header, equal to the first, is skipped")
+                require_same(_header(values, where), header, where)
+                run += 1
+                queries.begin_run(run)
                 continue
-            yield _parse_round(where, values, header)
+            yield _parse_round(where, values, header, fields, queries)
+
+
+class _Queries:
+    """Gives the queries of each run names that no other run's have, and notes their rounds."""
+
+    def __init__(self) -> None:
+        self._run = 1
+        self._numbers: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._indexes = Indexes()
+
+    def begin_run(self, run: int) -> None:
+        self._run = run
+        self._names = {}
+
+    def name(self, where: str, written: Any, index: int) -> str:
+        """The query's name in the file as a whole, once (query, index) is known to be new."""
+        if not isinstance(written, str):
+            raise TraceError(f"{where}: query={reprlib.repr(written)} is not text")
+        name = self._names.get(written)
+        if name is None:
+            name = self._new(where, written)
+        if not self._indexes.add_one(self._numbers[name], index):
+            raise TraceError(
+                f"{where}: index={index} of query={written!r} is there already. Two queries of one "
+                "name in one run cannot be told apart; where a second run begins here, repeat the "
+                "header line before it"
+            )
+        return name
+
+    def _new(self, where: str, written: str) -> str:
+        if not _is_unicode(written):
+            raise TraceError(f"{where}: query={written!r} is not text (a lone surrogate)")
+        name = written
+        while name in self._numbers:
+            name = f"{name}#{self._run}"
+        self._numbers[name] = len(self._numbers)
+        self._names[written] = name
+        return name
+
+
+def _parsed(line: bytes) -> Any:
+    """A line's JSON value; ValueError whatever is wrong with it."""
+    try:
+        return json.loads(line.removeprefix(_BOM).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_header(path: str | Path) -> TraceHeader:
-    """The header of a JSON Lines trace file."""
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        return header_from_json(file.readline(), str(path))
+    """The first header of a JSON Lines trace file."""
+    with Path(path).open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        values = _parsed(first)
+    except ValueError:
+        values = None
+    return _header(values, str(path))
 
 
 def header_to_json(header: TraceHeader) -> str:
@@ -186,25 +265,50 @@ def header_to_json(header: TraceHeader) -> str:
 def header_from_json(text: str, where: str) -> TraceHeader:
     """The inverse of `header_to_json`; `where` stands in the messages."""
     try:
-        values = json.loads(text)
+        values = _parsed(text.encode("utf-8"))
     except ValueError:
         values = None
+    return _header(values, where)
+
+
+def _header(values: Any, where: str) -> TraceHeader:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise TraceError(f"{where} is no trace: its first line is not a {FORMAT!r} header")
     if values.get("version") != VERSION:
         raise TraceError(
-            f"{where} has trace version {values.get('version')!r}; this release reads {VERSION}"
+            f"{where} has trace version {reprlib.repr(values.get('version'))}; this release reads "
+            f"{VERSION}"
         )
+    missing = [n for n in ("arms", "draft_length", "policy", "reward") if n not in values]
+    if missing:
+        raise TraceError(f"{where}: the header lacks {', '.join(missing)}")
+    arms = values["arms"]
+    if not isinstance(arms, list) or not arms or not all(map(_is_name, arms)):
+        raise TraceError(
+            f"{where}: arms={reprlib.repr(arms)} must be a list of names, at least one"
+        )
+    if len(set(arms)) < len(arms):
+        raise TraceError(f"{where}: arms={arms!r} must be different names")
+    length = Field("draft_length", True, 0, 2**31 - 1).read(where, values["draft_length"])
+    for name in ("policy", "reward"):
+        if not _is_name(values[name]):
+            raise TraceError(f"{where}: {name}={reprlib.repr(values[name])} is not text")
+    meta = values.get("meta", {})
+    if not isinstance(meta, dict) or not _is_strict(meta):
+        raise TraceError(f"{where}: meta={reprlib.repr(meta)} is not an object of strict JSON")
+    return TraceHeader(tuple(arms), length, values["policy"], values["reward"], meta)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and _is_unicode(value)
+
+
+def _is_strict(meta: dict[str, Any]) -> bool:
     try:
-        arms = tuple(values["arms"])
-        header = TraceHeader(
-            arms, values["draft_length"], values["policy"], values["reward"], values.get("meta", {})
-        )
-    except KeyError as missing:
-        raise TraceError(f"{where}: the header lacks {missing}") from None
-    if not arms or len(set(arms)) < len(arms) or not all(isinstance(a, str) for a in arms):
-        raise TraceError(f"{where}: arms={list(arms)!r} must be different names, at least one")
-    return header
+        json.dumps(meta, allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def require_same(theirs: TraceHeader, mine: TraceHeader, where: str) -> None:
@@ -217,7 +321,9 @@ def require_same(theirs: TraceHeader, mine: TraceHeader, where: str) -> None:
             )
 
 
-def _parse_round(where: str, values: Any, header: TraceHeader) -> Round:
+def _parse_round(
+    where: str, values: Any, header: TraceHeader, fields: dict[str, Field], queries: _Queries
+) -> Round:
     if not isinstance(values, dict):
         raise TraceError(f"{where} is not a JSON object; remove or repair the line")
     missing = [name for name in _REQUIRED if name not in values]
@@ -225,20 +331,18 @@ def _parse_round(where: str, values: Any, header: TraceHeader) -> Round:
         raise TraceError(f"{where} lacks {', '.join(missing)}")
     unknown = sorted(values.keys() - set(_FIELDS))
     if unknown:
-        raise TraceError(f"{where} has unknown fields {', '.join(unknown)}")
-    for name in _NAN_FIELDS:
-        if values.get(name, 0.0) is None:
-            values[name] = math.nan
+        raise TraceError(f"{where} has unknown fields {reprlib.repr(unknown)}")
     if isinstance(values["arm"], str):
         values["arm"] = arm_index(where, values["arm"], header)
-    for name, kind in _PER_ARM.items():
+    values["arm"] = fields["arm"].read(where, values["arm"])
+    for name in _SCALARS:
+        if name in values:
+            values[name] = fields[name].read(where, values[name])
+    for name in _PER_ARM:
         if values.get(name) is not None:
-            values[name] = _per_arm(where, name, values[name], kind, len(header.arms))
-    _check_types(where, values)
-    if not 0 <= values["arm"] < len(header.arms):
-        raise TraceError(
-            f"{where} names arm {values['arm']}, but the header has {len(header.arms)} arms"
-        )
+            values[name] = _per_arm(where, values[name], fields[name], len(header.arms))
+    unrelated(where, values)
+    values["query"] = queries.name(where, values["query"], values["index"])
     return Round(**values)
 
 
@@ -250,27 +354,13 @@ def arm_index(where: str, name: str, header: TraceHeader) -> int:
         raise TraceError(f"{where}: {error}") from None
 
 
-def _per_arm(where: str, name: str, items: Any, kind: type, n_arms: int) -> tuple[Any, ...]:
+def _per_arm(where: str, items: Any, field: Field, n_arms: int) -> tuple[Any, ...]:
     if not isinstance(items, list) or len(items) != n_arms:
-        raise TraceError(f"{where}: {name} must list one value for each of the {n_arms} arms")
-    read = tuple(math.nan if x is None and kind is float else x for x in items)
-    if not all(isinstance(x, (kind, int)) and not isinstance(x, bool) for x in read):
-        raise TraceError(f"{where}: {name}={items!r} must hold numbers only")
-    return tuple(kind(x) for x in read)
-
-
-def _check_types(where: str, values: dict[str, Any]) -> None:
-    for name in ("arm", *_COUNTS):
-        if type(values.get(name, 0)) is not int:
-            raise TraceError(f"{where}: {name}={values[name]!r} is not an integer")
-    for name in _NUMBERS:
-        value = values.get(name, 0.0)
-        if type(value) is int:
-            values[name] = float(value)
-        elif type(value) is not float:
-            raise TraceError(f"{where}: {name}={value!r} is not a number")
-    if not isinstance(values["query"], str):
-        raise TraceError(f"{where}: query={values['query']!r} is not text")
+        raise TraceError(
+            f"{where}: {field.name}={reprlib.repr(items)} must list one value for each of the "
+            f"{n_arms} arms"
+        )
+    return tuple(field.read(where, x) for x in items)
 
 
 def _nulls_for_nan(value: Any) -> Any:
@@ -296,7 +386,7 @@ def _mend_tail(path: Path) -> None:
         if not last:
             return
         try:
-            json.loads(last)
+            _parsed(last)
         except ValueError:
             file.truncate(end - len(last))
         else:

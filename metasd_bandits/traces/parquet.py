@@ -4,13 +4,20 @@ The header stands in the file's schema metadata under ``metasd-trace``, as in a 
 ``query`` and ``arm`` are dictionary-encoded text, so that any Parquet tool shows names; a
 per-arm field is K flat columns, ``rewards.<arm>``, ``tokens.<arm>``, ``steps.<arm>``, null in
 rounds without it, and absent where no round has it. NaN stays NaN: null always means None.
+
+Damage is found: a checksum of the whole file stands between the data and the footer, where other
+Parquet tools do not look, and is verified when the file is opened. Pages carry checksums as well,
+for such tools and for the files that they rewrote. Rows are counted from 0 in messages.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from metasd_bandits.fields import RELATIONS, Indexes, fields_of, unrelated
 from metasd_bandits.round import Round
 from metasd_bandits.traces.columns import BATCH_ROWS, PER_ARM, SCALARS, Batch, Reader, open_trace
 from metasd_bandits.traces.jsonl import (
@@ -35,6 +43,8 @@ from metasd_bandits.traces.jsonl import (
 __all__ = ["ParquetReader", "convert", "write_parquet"]
 
 _KEY = FORMAT.encode()
+_SEAL = b"metasdcrc"
+_CHUNK = 1 << 20
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _ROW_GROUP = 131_072
 _REQUIRED = ("query", "arm", "index", "drafted", "accepted", "emitted", "reward")
@@ -46,28 +56,46 @@ class ParquetReader(Reader):
     Raises
     ------
     TraceError
-        If the file is no Parquet trace, a column is missing, or its type is wrong.
+        If the file is damaged or no Parquet trace, a column is missing or of a wrong type, or
+        (while reading) a value is out of range or a query has an index twice.
+    OSError
+        If it cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.query_names = []
-        try:
+        sealed = _check_seal(self.path)
+        with self._named():
             schema = pq.read_schema(self.path)
             coded = [name for name in ("query", "arm") if name in schema.names]
-            self._file = pq.ParquetFile(self.path, read_dictionary=coded, memory_map=True)
-        except pa.ArrowInvalid as error:
-            raise TraceError(f"{self.path} is no readable Parquet file: {error}") from None
-        metadata = schema.metadata or {}
+            self._file = pq.ParquetFile(
+                self.path,
+                read_dictionary=coded,
+                memory_map=True,
+                page_checksum_verification=not sealed,
+            )
+            metadata = schema.metadata or {}
         if _KEY not in metadata:
             raise TraceError(
                 f"{self.path} is no trace: its schema metadata has no {FORMAT!r} header; "
                 "make traces with metasd-replay convert"
             )
-        self.header = header_from_json(metadata[_KEY].decode(), str(self.path))
+        header = metadata[_KEY].decode("utf-8", errors="replace")
+        self.header = header_from_json(header, str(self.path))
+        self._fields = fields_of(len(self.header.arms), self.header.draft_length)
+        self._unique = False  # whether (query, index) is known to be unique
         self.n_rounds = self._file.metadata.num_rows
         self._names = set(schema.names)
         self._check_columns()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Whatever Arrow finds wrong with the file is a `TraceError`."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+            raise TraceError(f"{self.path} is no readable Parquet file: {error}") from None
 
     def _check_columns(self) -> None:
         missing = [name for name in _REQUIRED if name not in self._names]
@@ -96,19 +124,70 @@ class ParquetReader(Reader):
         self.query_names.clear()
         ids: dict[str, int] = {}
         arms = {arm: i for i, arm in enumerate(self.header.arms)}
-        for record in self._file.iter_batches(rows, columns=wanted):
+        indexes = None if self._unique else Indexes()
+        extra = indexes is not None and "index" not in wanted
+        records = self._records(rows, [*wanted, "index"] if extra else wanted)
+        done = 0
+        for record in records:
             column = dict(zip(record.schema.names, record.columns, strict=True))
-            batch = Batch(self._codes(column["query"], ids, "query"))
-            new = islice(reversed(ids), len(ids) - len(self.query_names))
-            self.query_names.extend(reversed(list(new)))
-            for name in wanted[1 : len(wanted) - len(per_arm) * len(arms)]:
-                if name == "arm":
-                    batch.columns[name] = self._codes(column[name], arms, "arm")
-                else:
-                    batch.columns[name] = self._numbers(column[name], name)
-            for name in per_arm:
-                self._per_arm(batch, name, column)
+            place = self._place(done)
+            with self._named():
+                batch = Batch(self._codes(column["query"], ids, "query"))
+                new = islice(reversed(ids), len(ids) - len(self.query_names))
+                self.query_names.extend(reversed(list(new)))
+                for name in wanted[1 : len(wanted) - len(per_arm) * len(arms)]:
+                    if name == "arm":
+                        batch.columns[name] = self._codes(column[name], arms, "arm")
+                    else:
+                        batch.columns[name] = self._numbers(column[name], name, place)
+                for name in per_arm:
+                    self._per_arm(batch, name, column, place)
+            self._check_relations(batch, place)
+            if indexes is not None:
+                index = batch.columns.get("index")
+                if index is None:
+                    index = self._numbers(column["index"], "index", place)
+                self._check_new(indexes, batch.query, index, place)
             yield batch
+            done += len(batch)
+        self._unique = True
+
+    def _records(self, rows: int, wanted: list[str]) -> Iterator[Any]:
+        with self._named():
+            records = self._file.iter_batches(rows, columns=wanted)
+        while True:
+            with self._named():
+                record = next(records, None)
+            if record is None:
+                return
+            yield record
+
+    def _place(self, done: int) -> Callable[[int], str]:
+        return lambda row: f"{self.path}, row {done + row}"
+
+    def _check_relations(self, batch: Batch, place: Callable[[int], str]) -> None:
+        for small, large, more in RELATIONS:
+            if small in batch.columns and large in batch.columns:
+                wrong = batch[small] > batch[large] + more
+                if wrong.any():
+                    row = int(wrong.argmax())
+                    found = {n: batch[n][row].item() for n in (small, large)}
+                    unrelated(place(row), {small: found[small], large: found[large]})
+
+    def _check_new(
+        self,
+        indexes: Indexes,
+        query: NDArray[np.int64],
+        index: NDArray[np.int64],
+        place: Callable[[int], str],
+    ) -> None:
+        row = indexes.add(query, index)
+        if row is not None:
+            raise TraceError(
+                f"{place(row)}: index={index[row]} of query="
+                f"{self.query_names[query[row]]!r} is there already; give each query of each run a "
+                "name of its own"
+            )
 
     def _codes(self, array: Any, ids: dict[str, int], name: str) -> NDArray[np.int64]:
         """Numbers for dictionary-encoded text; new queries are numbered, new arms refused."""
@@ -126,14 +205,33 @@ class ParquetReader(Reader):
             )
         return np.array([ids[word] for word in words], dtype=np.int64)[codes]
 
-    def _numbers(self, array: Any, name: str) -> NDArray[Any]:
+    def _numbers(self, array: Any, name: str, place: Callable[[int], str]) -> NDArray[Any]:
         if array.null_count:
-            raise TraceError(f"{self.path}: column {name!r} holds nulls; NaN is written as NaN")
-        if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
-            raise TraceError(f"{self.path}: column {name!r} holds {array.type}, not numbers")
-        return np.array(array.to_numpy(), dtype=SCALARS[name])  # a copy, for Arrow's is read-only
+            raise TraceError(
+                f"{place(_first_null(array))}: column {name!r} holds nulls; NaN is written as NaN"
+            )
+        # a copy, for Arrow's is read-only
+        return np.array(self._checked(array, name, name, place), dtype=SCALARS[name])
 
-    def _per_arm(self, batch: Batch, name: str, column: dict[str, Any]) -> None:
+    def _checked(
+        self, array: Any, column: str, name: str, place: Callable[[int], str]
+    ) -> NDArray[Any]:
+        """A column without nulls, of the right type, every value in range."""
+        field = self._fields[name]
+        whole = pa.types.is_integer(array.type)
+        if not (whole or (pa.types.is_floating(array.type) and not field.whole)):
+            kind = "integers" if field.whole else "numbers"
+            value = array[0].as_py() if len(array) else None
+            raise TraceError(
+                f"{place(0)}: column {column!r} holds {array.type} ({value!r}), not {kind}"
+            )
+        values: NDArray[Any] = array.to_numpy()
+        field.check(place, values)
+        return values
+
+    def _per_arm(
+        self, batch: Batch, name: str, column: dict[str, Any], place: Callable[[int], str]
+    ) -> None:
         arrays = [column[f"{name}.{arm}"] for arm in self.header.arms]
         nulls = {array.null_count for array in arrays}
         if nulls == {len(batch)}:
@@ -143,12 +241,70 @@ class ParquetReader(Reader):
             masks = [array.is_valid().to_numpy(zero_copy_only=False) for array in arrays]
             present = masks[0]
             if any((mask != present).any() for mask in masks):
-                raise TraceError(f"{self.path}: {name} is null for some arms of a round only")
+                row = int(np.argmax(np.any([mask != present for mask in masks], axis=0)))
+                raise TraceError(f"{place(row)}: {name} is null for some arms of a round only")
             arrays = [array.fill_null(0) for array in arrays]
         table = _pooled((len(arrays), len(batch)), PER_ARM[name])
-        for row, array in zip(table, arrays, strict=True):
-            row[:] = array.to_numpy()
+        for row, array, arm in zip(table, arrays, self.header.arms, strict=True):
+            row[:] = self._checked(array, f"{name}.{arm}", name, place)
         batch.per_arm[name], batch.present[name] = table, present
+
+
+def _first_null(array: Any) -> int:
+    return int(np.argmin(array.is_valid().to_numpy(zero_copy_only=False)))
+
+
+def _footer(path: Path) -> int | None:
+    """Where a Parquet file's footer begins; None if its end is not one."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - 8))
+        tail = file.read(8)
+    if len(tail) < 8 or tail[4:] != b"PAR1":
+        return None
+    start = size - 8 - int.from_bytes(tail[:4], "little")
+    return start if start >= 4 else None
+
+
+def _checksum(path: Path, skip: tuple[int, int]) -> int:
+    """CRC-32 of a file without the bytes start..stop."""
+    total = 0
+    with path.open("rb") as file:
+        left = skip[0]
+        while left and (chunk := file.read(min(_CHUNK, left))):
+            total, left = zlib.crc32(chunk, total), left - len(chunk)
+        file.seek(skip[1])
+        while chunk := file.read(_CHUNK):
+            total = zlib.crc32(chunk, total)
+    return total
+
+
+def _check_seal(path: Path) -> bool:
+    """Verify a file's checksum; False where it has none."""
+    end, length = _footer(path), len(_SEAL) + 4
+    if end is None or end <= length:
+        return False
+    with path.open("rb") as file:
+        file.seek(end - length)
+        seal = file.read(length)
+    if not seal.startswith(_SEAL):
+        return False
+    (written,) = struct.unpack("<I", seal[len(_SEAL) :])
+    if written != _checksum(path, (end - length, end)):
+        raise TraceError(f"{path} is damaged: its bytes do not give its checksum; write it anew")
+    return True
+
+
+def _seal(path: Path) -> None:
+    """Write the checksum of a whole Parquet file before its footer."""
+    end = _footer(path)
+    assert end is not None
+    total = _checksum(path, (end, end))
+    with path.open("rb+") as file:
+        file.seek(end)
+        footer = file.read()
+        file.seek(end)
+        file.write(_SEAL + struct.pack("<I", total) + footer)
 
 
 def _pooled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
@@ -196,6 +352,7 @@ def write_parquet(
             if not late:
                 break
             per_arm += late
+        _seal(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -218,6 +375,7 @@ def _write_batches(
         compression=compression,
         dictionary_pagesize_limit=2**18,  # few values are coded, continuous ones soon stored plain
         write_statistics=False,
+        write_page_checksum=True,
     ) as writer:
         for batch in reader.batches((*SCALARS, *PER_ARM), _ROW_GROUP):
             late = [n for n in batch.per_arm if n not in per_arm]

@@ -40,9 +40,9 @@ def test_open_bandit_dataset(tmp_path):
     [
         ("item_id,click\n1,0\n", "lacks the column position, propensity_score"),
         ("", "lacks the column"),
-        (OBD.replace(",1,0.25,a", ",yes,0.25,a"), r"men.csv:2: 'yes' is not a number"),
+        (OBD.replace(",1,0.25,a", ",yes,0.25,a"), r"men.csv:2: click='yes' is not a number"),
         (OBD + "4,t,3,1,0\n", r"men.csv:6 is cut short"),
-        (OBD.replace("0.5", "nan"), r"men.csv:4: 'nan' is not finite"),
+        (OBD.replace("0.5", "nan"), r"men.csv:4: propensity_score='nan' is not finite"),
         (OBD.splitlines()[0] + "\n", "holds no rounds"),
     ],
 )
@@ -92,7 +92,7 @@ def test_vowpal_wabbit_multiline_examples(tmp_path):
     [
         ("1:2 | a\n", r"cb.txt:1: cannot read the label '1:2'"),
         ("1:0.5:0.4 2:0.5:0.4 | a\n", "cannot read the label '2:0.5:0.4'"),
-        ("1:0.5:x | a\n", r"cb.txt:1: 'x' is not a number"),
+        ("1:0.5:x | a\n", r"cb.txt:1: probability='x' is not a number"),
         ("| a\n", "no labelled example"),
         ("", "no labelled example"),
     ],
