@@ -4,8 +4,7 @@ A drafter's tokens form a tree (a chain is one too): ``parents[i]`` is the place
 in the list, always before i, or -1 right behind the text. Each node has a *chance*: the
 probability that it stands given that its parent stood. `allocation` shares out a block's nodes,
 `calibration` learns the chances, `asking` decides which drafters are worth their time, `policy`
-is the interface of all who choose sets, `replay` judges them on recorded rounds. The statements
-they rest on are proved in docs/theory.md.
+is the interface of all who choose sets. The statements they rest on are proved in docs/theory.md.
 """
 
 from metasd_bandits.blocks.allocation import Merged, allocate, best_width, merge, path_chances

@@ -12,7 +12,7 @@ tokens checked until the first failure are a cascade). Bins keep Beta counts:
 m and s are the prior's mean and strength, n and S the observations and those that stood (each
 counting for discount**age), t the rounds. With bonus b = 0 the chance is the posterior mean,
 else the KL-UCB index u (CascadeKL-UCB: Kveton, Szepesvari, Wen, Ashkan 2015, "Cascading
-bandits"; regret: docs/theory.md, theorem 6). The product of the chances of what was observed is the
+bandits"). The product of the chances of what was observed is the
 likelihood of a chain's outcome, hence counts are all there is to know; siblings exclude each other,
 so for trees the product is a composite likelihood, which is still maximal at the true chances.
 """
@@ -51,7 +51,7 @@ class Calibrator:
     discount : float, default 1.0
         What a round's evidence still counts for a round later, in (0, 1].
     bonus : float, default 0.0
-        b, at least 0: 0 trusts the mean, 3 is what the regret bound is proved for.
+        b, at least 0: 0 trusts the mean, larger values are more optimistic where evidence is thin.
 
     Examples
     --------
@@ -88,15 +88,14 @@ class Calibrator:
     def chance(self, keys: ArrayLike) -> NDArray[np.float64]:
         """The chance of each bin, in [0, 1], shaped like `keys` (ints in [0, number of bins))."""
         k = self._keys(keys)
-        count = self._strength[k] + self._seen[k]
-        mean = self._mean[k].copy()
-        np.divide(self._strength[k] * mean + self._stood[k], count, out=mean, where=count > 0.0)
+        mean, count = self._posterior()
+        mean, count = mean[k], count[k]
         if self.bonus == 0.0:
-            return np.clip(mean, 0.0, 1.0)
+            return mean
         budget = self.bonus * math.log(max(self._rounds, 1.0))
         upper = [
             kl_bernoulli_upper(p, budget / n) if n > 0.0 else 1.0
-            for p, n in zip(np.clip(mean, 0.0, 1.0).ravel().tolist(), count.ravel(), strict=True)
+            for p, n in zip(mean.ravel().tolist(), count.ravel().tolist(), strict=True)
         ]
         return np.array(upper).reshape(mean.shape)
 
@@ -131,12 +130,7 @@ class Calibrator:
     def prior(self, strongest: float = 50.0) -> dict[str, tuple[float, float]]:
         """What is known now as a prior for later: means, and strengths of at most `strongest`."""
         checks.number("strongest", strongest, 0.0)
-        count = self._strength + self._seen
-        mean = np.where(
-            count > 0.0,
-            (self._strength * self._mean + self._stood) / np.maximum(count, 1e-300),
-            self._mean,
-        )
+        mean, count = self._posterior()
         worth = np.minimum(count, strongest)
         return dict(zip(self.bins, zip(mean.tolist(), worth.tolist(), strict=True), strict=True))
 
@@ -156,6 +150,13 @@ class Calibrator:
         self._seen = np.array(state["seen"], dtype=float)
         self._stood = np.array(state["stood"], dtype=float)
         self._rounds = float(state["rounds"])
+
+    def _posterior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and weight of each bin; written as a shift, the prior stays exact at any strength."""
+        count = self._strength + self._seen
+        shift = np.zeros_like(count)
+        np.divide(self._stood - self._seen * self._mean, count, out=shift, where=count > 0.0)
+        return np.clip(self._mean + shift, 0.0, 1.0), count
 
     def _keys(self, keys: ArrayLike) -> NDArray[np.int64]:
         k = np.asarray(keys)
