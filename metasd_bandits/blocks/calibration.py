@@ -152,7 +152,7 @@ class Calibrator:
         self._rounds = float(state["rounds"])
 
     def _posterior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and weight of each bin; written as a shift, the prior stays exact at any strength."""
+        """Mean and weight of each bin; as a shift, so that the prior stays exact."""
         count = self._strength + self._seen
         shift = np.zeros_like(count)
         np.divide(self._stood - self._seen * self._mean, count, out=shift, where=count > 0.0)
