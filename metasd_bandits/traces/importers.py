@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metasd_bandits import checks
-from metasd_bandits.fields import FIELDS
 from metasd_bandits.round import Round
 from metasd_bandits.traces.columns import Reader, RoundReader
+from metasd_bandits.traces.fields import FIELDS
 from metasd_bandits.traces.jsonl import TraceError, TraceHeader
 
 __all__ = ["open_bandit_reader", "vowpal_wabbit_reader"]

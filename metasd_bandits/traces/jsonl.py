@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from metasd_bandits import checks
-from metasd_bandits.fields import Field, Indexes, TraceError, fields_of, unrelated
 from metasd_bandits.round import Round
+from metasd_bandits.traces.fields import Field, Indexes, TraceError, fields_of, unrelated
 
 __all__ = [
     "FORMAT",

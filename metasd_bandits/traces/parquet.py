@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from metasd_bandits.fields import RELATIONS, Indexes, fields_of, unrelated
 from metasd_bandits.round import Round
 from metasd_bandits.traces.columns import BATCH_ROWS, PER_ARM, SCALARS, Batch, Reader, open_trace
+from metasd_bandits.traces.fields import RELATIONS, Indexes, fields_of, unrelated
 from metasd_bandits.traces.jsonl import (
     FORMAT,
     Trace,

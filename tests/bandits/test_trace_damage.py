@@ -23,9 +23,9 @@ from metasd_bandits import (
     read_trace,
 )
 from metasd_bandits.carried import Carried
-from metasd_bandits.fields import FIELDS, Indexes
 from metasd_bandits.replay.summary import summarize
 from metasd_bandits.traces.columns import by_query, open_trace
+from metasd_bandits.traces.fields import FIELDS, Indexes
 from metasd_bandits.traces.importers import open_bandit_reader, vowpal_wabbit_reader
 from metasd_bandits.traces.parquet import convert, write_parquet
 
