@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from metasd_bandits.compiled.specialise import MARKER
+from metasd_bandits.compiled.specialise import unbound
 from metasd_bandits.policy import Policy
 
 __all__ = ["interpret"]
@@ -17,10 +17,7 @@ def interpret(
     template: ModuleType, policy: Policy | None, kernels: dict[str, Callable[..., Any]]
 ) -> ModuleType:
     """`template` as plain Python, with the policy's methods in the places of its kernels."""
-    lines = [
-        "" if line.endswith(MARKER) else line for line in inspect.getsource(template).splitlines()
-    ]
-    text = "\n".join(lines)
+    text = unbound(inspect.getsource(template))
     for name in ("kernel", "lean"):
         text = text.replace(f"from metasd_bandits.compiled.{name} import {name}", "")
     module = ModuleType(f"{template.__name__}_interpreted")

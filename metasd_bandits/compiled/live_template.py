@@ -8,7 +8,7 @@ vanish.
 
 from metasd_bandits.compiled.borrow import borrow
 from metasd_bandits.compiled.lean import lean
-from metasd_bandits.compiled.stand_ins import (  # bound by specialise  # bound by specialise
+from metasd_bandits.compiled.stand_ins import (  # bound by specialise
     probabilities,
     propensity,
     select,

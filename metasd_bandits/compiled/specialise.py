@@ -8,6 +8,7 @@ imports one policy's kernels at that line, keyed by the text of everything it de
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
@@ -23,7 +24,7 @@ import numba
 
 from metasd_bandits.cache import cache_dir
 
-__all__ = ["MARKER", "specialise"]
+__all__ = ["MARKER", "specialise", "unbound"]
 
 MARKER = "# bound by specialise"
 # How functions are compiled, and what Numba makes of some of them: an old module beside new ones
@@ -40,8 +41,8 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     Parameters
     ----------
     template : module
-        Its source holds at least one line that ends with ``# bound by specialise``; such lines
-        import stand-ins for what is to be bound. A name that gets no kernel stays unbound.
+        Its source holds at least one import marked ``# bound by specialise``; such imports
+        bring stand-ins for what is to be bound. A name that gets no kernel stays unbound.
     **kernels : compiled functions
         Name in the template -> function decorated with `metasd_bandits.compiled.kernel.kernel`.
         Functions that live in an importable file are cached across processes; others (typed at
@@ -61,7 +62,7 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
         f"from {k.__module__} import {k.__name__} as {name}" for name, k in kernels.items()
     )
     digest = hashlib.sha256(numba.__version__.encode())
-    for part in (text, binding, *_texts(template, kernels)):
+    for part in (text, binding, inspect.getsource(unbound), *_texts(template, kernels)):
         digest.update(part.encode())
     if not importable:
         digest.update(repr([id(k) for k in kernels.values()]).encode())
@@ -69,13 +70,9 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     full_name = f"metasd_kernels_{name}"
     if full_name in sys.modules:
         return sys.modules[full_name]
-    lines = ["" if line.endswith(MARKER) else line for line in text.splitlines()]
-    if importable:
-        place = next(i for i, line in enumerate(text.splitlines()) if line.endswith(MARKER))
-        lines[place] = binding
     if not importable:
-        return _in_memory(full_name, "\n".join(lines), kernels)
-    path = _write_once(cache_dir() / "kernels" / f"{name}.py", "\n".join(lines) + "\n")
+        return _in_memory(full_name, unbound(text), kernels)
+    path = _write_once(cache_dir() / "kernels" / f"{name}.py", unbound(text, binding) + "\n")
     spec = importlib.util.spec_from_file_location(full_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -83,6 +80,17 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     sys.modules[full_name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def unbound(text: str, binding: str = "") -> str:
+    """A template's text with `binding` in the place of the imports that are marked."""
+    lines = text.splitlines()
+    for statement in ast.parse(text).body:
+        place = slice(statement.lineno - 1, statement.end_lineno)
+        if any(line.endswith(MARKER) for line in lines[place]):
+            lines[place] = [binding, *[""] * (len(lines[place]) - 1)]
+            binding = ""
+    return "\n".join(lines)
 
 
 def _home(kernel: Callable[..., Any]) -> Path | None:
