@@ -117,11 +117,14 @@ class Drafter(ABC):
     ----------
     name : str
         Names the arm in traces and tables; unique within a pool.
+    domains : tuple of str
+        The kinds of text it was trained for, if it was.
     needs_features : tuple of int
         Hidden states of the target to be given in `commit`, by the layers behind them, ascending.
     """
 
     name: str = "custom"
+    domains: tuple[str, ...] = ()
     needs_features: tuple[int, ...] = ()
 
     def asked(self, n: int) -> list[tuple[Drafter, int]]:

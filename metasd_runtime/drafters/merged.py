@@ -40,6 +40,7 @@ _FEW = 5  # nodes: with the token before them they take a CPU no longer than one
 _FAINT = 0.02  # nothing is sought behind a path less likely than this
 _KEPT = 0.9995  # what a round's outcomes count for a round later: some two thousand are remembered
 _WIDE = 0.1  # of the bandit's bonus: rewards are means over a query
+_UNTRAINED, _TRAINED, _WIDEST = 0.05, 0.3, 0.4  # what it believes of drafters at first
 
 Reader = Callable[[Sequence[int]], str]
 
@@ -121,16 +122,16 @@ class Learned:
 
     Parameters
     ----------
-    drafters : sequence of str
-        Names of those that draft rather than copy.
+    drafters : sequence of Drafter
+        Those that draft rather than copy.
     prior : mapping of str to (mean, strength), optional
         Of bins, by the names of `Evidence`.
     """
 
     def __init__(
-        self, drafters: Sequence[str], prior: Mapping[str, tuple[float, float]] | None = None
+        self, drafters: Sequence[Drafter], prior: Mapping[str, tuple[float, float]] | None = None
     ) -> None:
-        self.evidence = Evidence(drafters)
+        self.evidence = Evidence([drafter.name for drafter in drafters])
         believed = self.evidence.prior | dict(prior or {})
         # Under sampling a token of probability p stands with p, under greedy decoding otherwise.
         self.calibrators = {
@@ -142,6 +143,10 @@ class Learned:
         self.rate: Rate | None = None
         self.policy = make_policy("ucb", beta=_WIDE)
         self.policy.reset(max(1, len(drafters)), seed=0)
+        widest = max((len(drafter.domains) for drafter in drafters), default=0)
+        for i, drafter in enumerate(drafters):
+            own = len(drafter.domains)
+            self.policy.update(i, _UNTRAINED if not own else _WIDEST if own == widest else _TRAINED)
 
     def round(self, tokens: int, seconds: float) -> None:
         """A round emitted so many tokens in this time."""
@@ -220,7 +225,7 @@ class Merged(Drafter):
         self.needs_features = tuple(
             sorted({layer for drafter in self.drafters for layer in drafter.needs_features})
         )
-        self.learned = Learned([drafter.name for drafter in self.drafters], prior)
+        self.learned = Learned(self.drafters, prior)
         self._reader = reader
         self._copies = Copies(recall)
         self._reset()
