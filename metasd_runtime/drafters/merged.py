@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from metasd_bandits import checks, make_policy
@@ -138,6 +139,7 @@ class Learned:
             drawn: Calibrator(self.evidence.names, prior=believed, discount=_KEPT)
             for drawn in (False, True)
         }
+        self.bins = np.arange(len(self.evidence.names))
         self.verify = VerifyTimes()
         self.steps = [Steps() for _ in drafters]
         self.rate: Rate | None = None
@@ -343,7 +345,7 @@ class Merged(Drafter):
         self._begun = time.perf_counter()
         self._before, self._n, self._chain, self._asked = len(tokens), n, [], self._chosen
         self._calibrator = self.learned.calibrators[sampling.do_sample]
-        self._chance = self._calibrator.chance(range(len(self._calibrator.bins))).tolist()
+        self._chance = self._calibrator.chance(self.learned.bins).tolist()
         offered = Candidates(self._chance)
         if self._copying:
             self._copy(offered, n)
