@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from metasd_bandits import Round, TraceHeader, checks
+from metasd_runtime.auto import merged_of
 from metasd_runtime.bench.peers import Peers, RefusedError
 from metasd_runtime.bench.suite import PEERS, PLAIN, Method, Suite
 from metasd_runtime.decoding.drafter import Drafter
@@ -182,10 +183,14 @@ class Ours(Contender):
         if self.kind == "plain":
             return None
         meta = {"method": self.method, **self.setting._asdict(), "scope": router.scope}
+        if merged := merged_of(router):
+            meta["proposers"] = list(merged.proposers)
         return TraceHeader(router.arms, router.draft_length, self._policy, router.reward_name, meta)
 
     def state(self) -> dict[str, Any] | None:
         router = self.metasd.router
+        if merged := merged_of(router):
+            return merged.learned.state_dict()
         return router.policy.state_dict() if router.carries else None
 
     def resume(self, answered: Sequence[tuple[list[int], list[int]]], state: Any) -> None:
@@ -194,7 +199,9 @@ class Ours(Contender):
             for drafter in router.bases:
                 drafter.start(prompt)
                 drafter.commit([*prompt, *output])
-        if state is not None:
+        if state is not None and (merged := merged_of(router)):
+            merged.learned.load_state_dict(state)
+        elif state is not None:
             router.policy.load_state_dict(state)
 
 
