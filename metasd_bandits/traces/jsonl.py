@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from metasd_bandits import checks
-from metasd_bandits.round import Round
+from metasd_bandits.round import Node, Round
 from metasd_bandits.traces.fields import Field, Indexes, TraceError, fields_of, unrelated
 
 __all__ = [
@@ -341,6 +341,8 @@ def _parse_round(
     for name in _PER_ARM:
         if values.get(name) is not None:
             values[name] = _per_arm(where, values[name], fields[name], len(header.arms))
+    if values.get("nodes") is not None:
+        values["nodes"] = _nodes(where, values["nodes"])
     unrelated(where, values)
     values["query"] = queries.name(where, values["query"], values["index"])
     return Round(**values)
@@ -361,6 +363,25 @@ def _per_arm(where: str, items: Any, field: Field, n_arms: int) -> tuple[Any, ..
             f"{n_arms} arms"
         )
     return tuple(field.read(where, x) for x in items)
+
+
+def _nodes(where: str, items: Any) -> tuple[Node, ...]:
+    """The nodes of a block, each a list of its fields."""
+    nodes = []
+    for i, item in enumerate(items if isinstance(items, list) else [items]):
+        try:
+            token, parent, owners, chance, stood = item
+            node = Node(token, parent, tuple(owners), float(chance), stood)
+            good = -1 <= parent < i and 0.0 <= node.chance <= 1.0 and stood in (True, False, None)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise TraceError(
+                f"{where}: nodes[{i}]={item!r} must be [token, parent before it or -1, owners, "
+                "chance in [0, 1], true, false or null]"
+            )
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _nulls_for_nan(value: Any) -> Any:
