@@ -16,7 +16,7 @@ from metasd_bandits.kernel import kernel
 from metasd_bandits.stream import uniform
 from sim.acceptance.base import rates_by_domain
 
-__all__ = ["Arms", "Bernoulli", "RewardTable", "against_ucb"]
+__all__ = ["Arms", "Bernoulli", "RewardTable", "against_ucb", "misleading"]
 
 
 class Arms(ABC):
@@ -119,4 +119,18 @@ def against_ucb(n_arms: int, horizon: int, beta: float = 1.0) -> RewardTable:
         arm = int(np.argmax(totals / pulls + beta * np.sqrt(2.0 * math.log(t) / pulls)))
         rewards[t, arm] = 0.0
         pulls[arm] += 1.0
+    return RewardTable(rewards)
+
+
+def misleading(n_arms: int, horizon: int) -> RewardTable:
+    """A sequence that deceives: for a quarter of the rounds arm 0 pays 1, then arm 1, others 0.
+
+    The best fixed arm is the second, with 3/4 a round. Uniform play earns 1/K, and a policy that
+    trusts what it saw first 1/4; so one that does not learn, or not anew, has linear regret.
+    """
+    checks.integer("n_arms", n_arms, 2)
+    checks.integer("horizon", horizon, 4)
+    rewards = np.zeros((horizon, n_arms))
+    rewards[: horizon // 4, 0] = 1.0
+    rewards[horizon // 4 :, 1] = 1.0
     return RewardTable(rewards)
