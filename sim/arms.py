@@ -123,14 +123,14 @@ def against_ucb(n_arms: int, horizon: int, beta: float = 1.0) -> RewardTable:
 
 
 def misleading(n_arms: int, horizon: int) -> RewardTable:
-    """A sequence that deceives: for a quarter of the rounds arm 0 pays 1, then arm 1, others 0.
+    """A sequence that deceives: arm 0 pays 1 in the first sixteenth of the rounds, then arm 1 does.
 
-    The best fixed arm is the second, with 3/4 a round. Uniform play earns 1/K, and a policy that
-    trusts what it saw first 1/4; so one that does not learn, or not anew, has linear regret.
+    The others pay 0. Arm 1 is best, with 15/16 a round; uniform play earns 1/K, and a policy that
+    trusts what it saw first 1/16. One that does not learn, or not anew, has linear regret.
     """
     checks.integer("n_arms", n_arms, 2)
-    checks.integer("horizon", horizon, 4)
+    checks.integer("horizon", horizon, 16)
     rewards = np.zeros((horizon, n_arms))
-    rewards[: horizon // 4, 0] = 1.0
-    rewards[horizon // 4 :, 1] = 1.0
+    rewards[: horizon // 16, 0] = 1.0
+    rewards[horizon // 16 :, 1] = 1.0
     return RewardTable(rewards)

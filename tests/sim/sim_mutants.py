@@ -11,6 +11,7 @@ from metasd_bandits.state import record
 from metasd_bandits.stream import uniform
 from sim.acceptance.clustered import draft as clustered_draft
 from sim.acceptance.language import draft as language_draft
+from sim.acceptance.recorded import draft as recorded_draft
 
 
 @kernel
@@ -34,6 +35,12 @@ def tenth_of_bd(model, memory, arm, place, stream):
 def be_for_bd(model, memory, arm, place, stream):
     accepted, be, _ = clustered_draft(model, memory, arm, place, stream)
     return accepted, be, be
+
+
+@kernel
+def rewards_exchanged(model, memory, arm, place, stream):
+    accepted, be, bd = recorded_draft(model, memory, arm, place, stream)
+    return accepted, bd, be
 
 
 @kernel
