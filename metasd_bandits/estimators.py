@@ -34,6 +34,7 @@ from metasd_bandits import checks
 from metasd_bandits.columns import Batch, Reader, ahead, open_trace
 from metasd_bandits.intervals import (
     FEWEST_UNITS,
+    ONE_QUERY,
     Bootstrap,
     Estimate,
     ReplayError,
@@ -91,8 +92,9 @@ def estimate(
     level : float
         Coverage of the intervals.
     seed : int
-        Of the bootstrap, which resamples queries where there are at least 10, else rounds (or
-        blocks of them), numerator and denominator together.
+        Of the bootstrap, which resamples queries, or the rounds (or blocks of them) of a log of
+        one query, numerator and denominator together. With 2 to 9 queries the interval is
+        Student's over queries.
     progress : callable, optional
         Told the number of rounds after each batch.
 
@@ -128,6 +130,7 @@ def estimate(
             low, high = bootstrap.interval(statistic)
             value = float(statistic(sums.sum(axis=0)[None])[0])
             notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
+            notes += () if unit == "query" else (ONE_QUERY,)
             if method == "clipped-ips" and lost > 0.0:
                 low, high = _widened(low, high, lost, i, largest_outcome, tokens)
                 notes += (
@@ -159,9 +162,9 @@ def _summed(
         done += len(batch)
         if progress:
             progress(len(batch))
-    unit = "query" if len(reader.query_names) >= FEWEST_UNITS else "round"
+    unit = "query" if len(reader.query_names) > 1 else "round"
     sums = (by_query if unit == "query" else by_round).sums
-    _check_weights(sums, unit)
+    _check_weights(by_round.sums)
     return sums, "block of rounds" if unit == "round" and len(sums) < done else unit
 
 
@@ -354,8 +357,8 @@ def _widened(
     return 1.0 / (1.0 / low + lost * most[1] / tokens), high
 
 
-def _check_weights(sums: NDArray[np.float64], unit: str) -> None:
-    """The mean weight is 1 when propensities are the logger's own."""
+def _check_weights(sums: NDArray[np.float64]) -> None:
+    """The mean weight is 1 when propensities are the logger's own, whatever the queries are."""
     U = len(sums)
     if U < FEWEST_UNITS:
         return

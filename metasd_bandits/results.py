@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from metasd_bandits.carried import Carried
 from metasd_bandits.intervals import (
-    FEWEST_UNITS,
+    ONE_QUERY,
     Bootstrap,
     Estimate,
     ReplayError,
@@ -130,7 +130,7 @@ def summed_up(
     by_query, by_round = (
         _mean_of([getattr(t, n) for t in tallies]) for n in ("by_query", "by_round")
     )
-    unit = "query" if tallies[0].queries >= FEWEST_UNITS else "block of rounds"
+    unit = "query" if tallies[0].queries > 1 else "block of rounds"
     accepted = sum(t.accepted for t in tallies) / len(tallies)
     if not accepted:
         asked = dict.fromkeys(asked, "no round of the log was accepted")
@@ -190,12 +190,12 @@ def policy_text(policy: Policy) -> str:
 def _notes(method: str, scope: str, unit: str) -> tuple[str, ...]:
     notes = []
     if unit != "query":
-        notes.append(
-            f"fewer than {FEWEST_UNITS} queries: the interval resamples blocks of rounds and does "
-            "not tell how another run of a learning policy would differ"
-        )
+        notes.append(f"{ONE_QUERY}, not of how another run of a learning policy would differ")
     elif scope != "query":
-        notes.append("the policy learns across queries; the interval takes them as exchangeable")
+        notes.append(
+            "the policy learns across queries; the interval takes its run as given and is too "
+            "short where another run could settle on another arm (at small gaps 95 % covered 54 %)"
+        )
     if method == "rejection":
         notes.append("the answer is for runs as long as the accepted rounds, not as the log")
     return tuple(notes)
