@@ -168,7 +168,7 @@ def _check_support(sums: NDArray[np.float64], floor: float, arms: Sequence[str])
             place, arm = np.unravel_index(int(np.argmax(evidence)), evidence.shape)
             first, n = int(total[place, 0]), int(rounds[place, 0])
             raise ReplayError(
-                f"rounds {first} to {first + n - 1} use arm {arms[arm]!r} so rarely that the "
+                f"rounds {first} to {first + n - 1} use arm {arms[int(arm)]!r} so rarely that the "
                 f"logger cannot have given it a probability of {floor:.3g} in each; where an arm "
                 "had no chance the log cannot judge a policy that wants it: replay the part of "
                 "the log that supports all arms, or use full replay"
