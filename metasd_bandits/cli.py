@@ -47,7 +47,7 @@ ScopeOption = Annotated[
     str, typer.Option(help="query (forget at each query) or carried (never forget).")
 ]
 Seeds = Annotated[int, typer.Option(help="Runs of the policy, seeds 0, 1, ...")]
-Tokens = Annotated[int | None, typer.Option(help="B: also report rounds to B tokens.")]
+Tokens = Annotated[int | None, typer.Option(help="B: also report rounds and steps to B tokens.")]
 Level = Annotated[float, typer.Option(help="Coverage of the intervals.")]
 Floor = Annotated[float | None, typer.Option(help="Least propensity, for rejection.")]
 Clip = Annotated[float | None, typer.Option(help="Largest weight, for clipped-ips.")]

@@ -98,5 +98,6 @@ def _trial_log(
         "reward": rewards[arm, at],
         "propensity": p[arm],
         "emitted": np.ones(len(at), dtype=np.int64),
+        "step": np.full(len(at), np.nan),
     }
     return ColumnReader(reader.header, batch)
