@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from metasd_bandits import Trace, make_policy, read_trace
 from metasd_bandits.cli import app
+from metasd_bandits.columns import ColumnReader, concatenated
 from metasd_bandits.curves import replay_curves
 from metasd_bandits.parquet import convert
 from metasd_bandits.replay import full_replay
@@ -177,3 +179,34 @@ def test_warnings_are_one_line(folder):
     assert result.exit_code == 0
     assert "warning: " in result.stderr
     assert "the last line is cut off" in result.stderr
+
+
+def unsupported(batch):
+    """Arm 0 has no chance in the first half and arm 1 none in the second, p = 1/2 all the same."""
+    coin = np.random.default_rng(0).integers(0, 2, len(batch))
+    batch.columns["arm"] = np.where(coin == 1, 2, batch.query < 100)
+    batch.columns["propensity"] = np.full(len(batch), 0.5)
+
+
+def not_the_loggers(batch):
+    batch.columns["propensity"] = np.full(len(batch), 0.2)
+
+
+def nothing_wrong(batch):
+    pass
+
+
+@pytest.mark.parametrize("spoil", [nothing_wrong, unsupported, not_the_loggers])
+def test_summarize_answers_as_the_commands_do(tmp_path, spoil):
+    batch = concatenated(SyntheticReader(SyntheticLog(queries=200, rounds=30)).batches(()))
+    spoil(batch)
+    convert(ColumnReader(SyntheticLog().header, batch), tmp_path / "log.parquet")
+    found = answer(tmp_path, "summarize", "log.parquet")
+    ways = {"full replay": "full", "rejection replay": "rejection", "estimation": "snips"}
+    for question, method in ways.items():
+        result = run(tmp_path, "evaluate", "log.parquet", "uniform", "--method", method)
+        assert (question in found["can answer"]) == (result.exit_code == 0)
+        if result.exit_code:
+            assert found["cannot answer"][question] in result.output
+    wrong = {"rejection replay", "estimation"} if spoil is not nothing_wrong else set()
+    assert set(found["cannot answer"]) == wrong
