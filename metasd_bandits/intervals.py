@@ -41,7 +41,7 @@ class Estimate:
         ``reward per round``, ``tokens per round``, ``rounds to B tokens``, ...
     value, low, high : float
         The estimate and its confidence interval; the interval is NaN where the log has too few
-        independent units to tell.
+        independent units to tell, as where a policy learns across all of it.
     level : float
         The interval's nominal coverage, in (0, 1).
     method : str

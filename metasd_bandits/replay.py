@@ -72,7 +72,7 @@ def full_replay(
         B; asks for the rounds (and steps) each query needs to emit B tokens.
     level : float
         Coverage of the intervals. They resample queries (with 2 to 9: Student's over queries),
-        or blocks of rounds of a single one.
+        or blocks of rounds of a single one; they are NaN for a policy that learns across queries.
     progress : callable, optional
         Told the number of rounds after each batch.
 

@@ -15,6 +15,7 @@ from metasd_bandits.intervals import ReplayError
 from metasd_bandits.rejection import rejection_replay
 from metasd_bandits.replay import decisions, full_replay
 from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.trial_logs import interval_coverage
 from tests.bandits.test_replay import simple_trace
 
 LAW = SyntheticLog(queries=40, rounds=25, logger=(0.5, 0.3, 0.2), seed=3, full=False)
@@ -200,6 +201,17 @@ def test_intervals_of_the_speed_cover_the_truth(queries):
                 hits[e.method] += e.low <= truth <= e.high
     least, most = scipy.stats.binom.interval(0.999, 200, 0.95)
     assert all(least <= n <= most for n in hits.values()), hits
+
+
+@pytest.mark.parametrize("queries", [3, 5, 9, 20])
+def test_intervals_of_few_queries_cover_the_truth(queries):
+    """200 logs of the page's demo law: hits are binomial(200, about 0.95)."""
+    law = SyntheticLog(queries=200, rounds=50, spread=0.5)
+    covered = interval_coverage(
+        SyntheticReader(law), "drafter-2", levels=[0.95], n_logs=200, queries=queries, seed=1
+    )
+    least, most = scipy.stats.binom.interval(0.999, 200, 0.95)
+    assert all(least <= 200 * share[0] <= most for share in covered.values()), covered
 
 
 def test_targets_in_every_spelling_agree():

@@ -382,3 +382,28 @@ def test_rejection_refuses_when_the_kept_rounds_are_not_what_the_floor_promises(
     batch.columns["propensity"] = np.full(len(batch), 0.2)  # the logger's own are 1/3
     with pytest.raises(ReplayError, match=r"of 6000 rounds were kept.* about 1200"):
         rejection_replay(ColumnReader(LAW.header, batch), "ucb")
+
+
+def test_a_policy_that_learns_across_queries_has_no_interval_and_says_why():
+    """A trace is one run of it; runs differ by more than queries do."""
+    reader = SyntheticReader(LAW)
+    for policy in ("ucb", Carried(make_policy("ucb"), keep=0.5)):
+        for replay in (full_replay, rejection_replay):
+            carried = replay(reader, policy, scope="carried")
+            for e in carried.estimates.values():
+                assert math.isnan(e.low)
+                assert math.isnan(e.high)
+                assert "learns across queries" in e.notes[0]
+    gap = difference(carried, rejection_replay(reader, "uniform"), "reward per round")
+    assert math.isnan(gap.low)
+    assert math.isfinite(gap.value)
+
+
+def test_a_policy_with_nothing_to_carry_keeps_its_interval():
+    reader, ucb = SyntheticReader(LAW), make_policy("ucb")
+    for policy, same in ((make_policy("fixed:arm=1"),) * 2, (Carried(ucb, keep=0.0), ucb)):
+        e = full_replay(reader, policy, scope="carried")["reward per round"]
+        assert e.low < e.value < e.high
+        assert e == full_replay(reader, same)["reward per round"]
+    e = full_replay(reader, "uniform", scope="carried")["reward per round"]
+    assert e.low < e.value < e.high

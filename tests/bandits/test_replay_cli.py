@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 from typer.testing import CliRunner
 
 from metasd_bandits import Trace, make_policy, read_trace
@@ -13,6 +14,7 @@ from metasd_bandits.curves import replay_curves
 from metasd_bandits.parquet import convert
 from metasd_bandits.replay import full_replay
 from metasd_bandits.synthetic import SyntheticLog, SyntheticReader
+from metasd_bandits.trial_logs import interval_coverage
 
 LAW = SyntheticLog(queries=30, rounds=20, steps=(1.0, 1.1, 1.5), seed=9)
 
@@ -139,6 +141,43 @@ def test_curves_end_where_full_replay_does():
     assert curves.rounds[-1] == 1001
 
 
+def test_bands_are_students_over_queries_however_few():
+    reader = SyntheticReader(SyntheticLog(queries=4, rounds=30, spread=1.0))
+    curve = replay_curves(reader, "fixed:arm=1", level=0.9).reward
+    x = concatenated(reader.batches(("rewards",))).per_arm["rewards"][1].reshape(4, 30).mean(axis=1)
+    want = scipy.stats.t.interval(0.9, 3, x.mean(), scipy.stats.sem(x))
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize(("queries", "scope"), [(1, "query"), (30, "carried")])
+def test_no_band_where_nothing_tells_one(tmp_path, queries, scope):
+    law = SyntheticLog(queries=queries, rounds=20)
+    convert(SyntheticReader(law), tmp_path / "t.parquet")
+    words = ("plot", "t.parquet", "p.png", "ucb", "--kind", "reward", "--scope", scope)
+    [ucb] = answer(tmp_path, *words)["policies"]
+    assert ucb["low"] == ucb["high"] == [None] * 20
+    assert all(0.0 <= x <= 1.0 for x in ucb["mean"])
+
+
+def test_a_missing_interval_is_explained(folder):
+    words = ("full.parquet", "ucb", "--scope", "carried")
+    for text in (
+        run(folder, "evaluate", *words, "--method", "full").output,
+        run(folder, "compare", *words, "uniform").output,
+    ):
+        assert " none " in text
+        assert "note: no interval: the policy learns across queries" in text
+
+
+def test_coverage_is_tried_on_logs_of_as_many_queries_as_asked(folder):
+    words = ("plot", "full.parquet", "c.png", "drafter-1", "--kind", "coverage", "--logs", "9")
+    found = answer(folder, *words, "--queries", "3")
+    direct = interval_coverage(
+        SyntheticReader(LAW), "drafter-1", levels=found["levels"], n_logs=9, queries=3
+    )
+    assert found["covered"] == {m: c.tolist() for m, c in direct.items()}
+
+
 MISTAKES = [
     (("summarize", "nowhere.parquet"), "nowhere.parquet: there is no such file"),
     (("summarize", "note.txt"), "is no trace"),
@@ -158,6 +197,7 @@ MISTAKES = [
     (("convert", "note.txt", "x.parquet", "--from", "vw", "--costs", "1"), "two numbers"),
     (("plot", "full.parquet", "x.gif", "ucb"), "unknown ending of the picture"),
     (("plot", "full.parquet", "x.png"), "at least one policy"),
+    (("plot", "full.parquet", "x.png", "--kind", "coverage", "--queries", "1"), "queries=1"),
 ]
 
 
