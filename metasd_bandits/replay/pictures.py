@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from metasd_bandits import checks, plotting
 from metasd_bandits.plotting import line_styles, line_with_band, new_figure
@@ -30,6 +32,7 @@ def draw(
     scope: str,
     seeds: int,
     logs: int,
+    queries: int,
     progress: Callable[[int], None] | None,
 ) -> dict[str, Any]:
     """Draw one picture into `path` and return its numbers, ready for JSON."""
@@ -42,7 +45,7 @@ def draw(
         elif kind == "coverage":
             target = policies[0] if policies else "uniform"
             covered = interval_coverage(
-                reader, target, levels=LEVELS, n_logs=logs, progress=progress
+                reader, target, levels=LEVELS, n_logs=logs, queries=queries, progress=progress
             )
             figure = plotting.plot_coverage(np.array(LEVELS), covered, logs)
             numbers = {"levels": LEVELS, "covered": {m: c.tolist() for m, c in covered.items()}}
@@ -75,7 +78,7 @@ def _numbers(c: Curves, kind: str, arms: Sequence[str]) -> dict[str, Any]:
     curve: Curve = getattr(c, kind)
     return {
         **values,
-        **{end: getattr(curve, end).tolist() for end in ("mean", "low", "high")},
+        **{end: _or_none(getattr(curve, end)) for end in ("mean", "low", "high")},
     }
 
 
@@ -101,3 +104,7 @@ def plot_regret(curves: Sequence[Curves], arms: Sequence[str]) -> Figure:
     )
     axes.legend()
     return figure
+
+
+def _or_none(values: NDArray[np.float64]) -> list[float | None]:
+    return [x if math.isfinite(x) else None for x in values.tolist()]

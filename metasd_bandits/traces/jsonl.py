@@ -47,7 +47,9 @@ VERSION = 1
 _FIELDS = [f.name for f in dataclasses.fields(Round)]
 _REQUIRED = [f.name for f in dataclasses.fields(Round) if f.default is dataclasses.MISSING]
 _PER_ARM = ("rewards", "tokens", "steps")
-_SCALARS = [name for name in _FIELDS if name not in ("query", "arm", *_PER_ARM)]
+_TOKEN, _OWNER = (Field(name, True, 0, 2**63 - 1) for name in ("token", "owner"))
+_CHANCE = Field("chance", False, 0, 1)
+_SCALARS = [name for name in _FIELDS if name not in ("query", "arm", "nodes", *_PER_ARM)]
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -367,20 +369,23 @@ def _per_arm(where: str, items: Any, field: Field, n_arms: int) -> tuple[Any, ..
 
 def _nodes(where: str, items: Any) -> tuple[Node, ...]:
     """The nodes of a block, each a list of its fields."""
-    nodes = []
+    nodes = list[Node]()
     for i, item in enumerate(items if isinstance(items, list) else [items]):
+        place = f"{where}: nodes[{i}]"
         try:
             token, parent, owners, chance, stood = item
-            node = Node(token, parent, tuple(owners), float(chance), stood)
-            good = -1 <= parent < i and 0.0 <= node.chance <= 1.0 and stood in (True, False, None)
-        except (TypeError, ValueError):
-            good = False
-        if not good:
+            owners = tuple(_OWNER.read(place, owner) for owner in owners)
+        except (TypeError, ValueError) as error:
             raise TraceError(
-                f"{where}: nodes[{i}]={item!r} must be [token, parent before it or -1, owners, "
-                "chance in [0, 1], true, false or null]"
-            )
-        nodes.append(node)
+                f"{place}={reprlib.repr(item)} must be [token, parent, owners, chance, stood] "
+                f"({error})"
+            ) from None
+        if type(stood) not in (bool, type(None)):
+            raise TraceError(f"{place}: stood={reprlib.repr(stood)} must be true, false or null")
+        parent = Field("parent", True, -1, i - 1).read(place, parent)
+        nodes.append(
+            Node(_TOKEN.read(place, token), parent, owners, _CHANCE.read(place, chance), stood)
+        )
     return tuple(nodes)
 
 

@@ -156,7 +156,9 @@ def test_rows_of_a_batch_are_what_they_are_alone(tiny_llama, mode):
     assert [o.sequences[0].tolist() for o in outputs] == [
         greedy_text(model, p, 20) for p in prompts
     ]
-    assert {round_.nodes is not None for o in outputs for round_ in o.trace} == {True}
+    rounds = [round_ for o in outputs for round_ in o.trace]
+    assert all(len(r.nodes or ()) == r.drafted for r in rounds)
+    assert any(r.nodes for r in rounds)
 
 
 def test_where_arms_must_stand_apart_a_bandit_chooses(tiny_llama):
