@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,19 @@ _TOOLS = tuple(
 )
 
 
+def _alone(function: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+    """One thread at a time: the others would find a module whose text has not run to its end."""
+    lock = threading.RLock()
+
+    @functools.wraps(function)
+    def waiting(*arguments: Any, **kernels: Any) -> ModuleType:
+        with lock:
+            return function(*arguments, **kernels)
+
+    return waiting
+
+
+@_alone
 def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleType:
     """A copy of `template` whose marked names are the given kernels.
 

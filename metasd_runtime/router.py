@@ -20,6 +20,7 @@ from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_re
 from metasd_bandits.carried import Carried
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
+from metasd_runtime.in_use import Part
 from metasd_runtime.prompt_policy import PromptPolicy
 
 __all__ = ["Router", "Scope", "twin"]
@@ -120,6 +121,20 @@ class Router:
         """Sizes of the largest blocks to verify, of each drafter that an arm asks."""
         asked = [pair for arm in self.drafters for pair in arm.asked(self.draft_length)]
         return {1 + base.most_tokens(n) for base, n in asked}
+
+    @property
+    def policy_parts(self) -> list[Part]:
+        """The policy's objects, one of which other sessions may have been given as well."""
+        parts, policy = [self.policy], self.policy
+        while isinstance(policy, Carried):
+            policy = policy.policy
+            parts.append(policy)
+        return [Part(f"policy {one.name!r}", one) for one in parts]
+
+    @property
+    def drafter_parts(self) -> list[Part]:
+        """The drafters with a state of their own."""
+        return [Part(f"drafter {base.name!r}", base) for base in self.bases]
 
     @property
     def carries(self) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from metasd_bandits import make_policy
 from metasd_bandits.cache import CacheError, cache_folder
+from metasd_bandits.specialise import specialise
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +52,43 @@ def test_policies_play_as_ever_without_a_cache_and_warn_once(nowhere: Path, tmp_
     assert with_cache.stderr == ""
     assert without.stderr.count("METASD_CACHE") == 1
     assert str(nowhere) in without.stderr
+
+
+TEMPLATE = """
+import gate
+from metasd_bandits.policies.ucb import select  # bound by specialise
+
+gate.pass_through()
+AFTER = 1
+"""
+
+
+def test_a_second_thread_waits_until_a_module_has_run_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+    gate = ModuleType("gate")
+    gate.__dict__["pass_through"] = lambda: go.is_set() or (entered.set(), go.wait(60))
+    monkeypatch.setitem(sys.modules, "gate", gate)
+    monkeypatch.setenv("METASD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    go.set()
+    (tmp_path / "gated_template.py").write_text(TEMPLATE)
+    template = importlib.import_module("gated_template")
+    go.clear()
+    kernel = make_policy("ucb").kernels()["select"]
+
+    def bind() -> bool:
+        return hasattr(specialise(template, select=kernel), "AFTER")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(bind)
+        assert entered.wait(60)
+        second = pool.submit(bind)
+        wait([second], timeout=0.2)  # time to go wrong in: one that waits is still waiting
+        go.set()
+        assert first.result()
+        assert second.result()
 
 
 @pytest.mark.parametrize("command", [["models", "fetch"], ["generate", "hello"]])
