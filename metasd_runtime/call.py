@@ -239,7 +239,7 @@ def _refuse(config: GenerationConfig, unknown: dict[str, Any], of_model: Generat
             if name == "cache_implementation" and value in _STORAGE:
                 continue
             fix = f"the model's own settings ask for it: model.generation_config.{name} = None"
-        raise checks.ConfigError(f"{name}={value!r} is not supported{instead}; {fix}")
+        raise checks.ConfigError(f"{name}={checks.shown(value)} is not supported{instead}; {fix}")
     rows = config.num_return_sequences
     if rows is not None and rows > 1 and not config.do_sample:
         raise checks.ConfigError(

@@ -144,7 +144,8 @@ def _try(
             apart = float((logits - expected).abs().max() / expected.abs().max())
             if not apart <= tolerance:
                 raise checks.ConfigError(
-                    f"{name} cannot {what} (its logits differ by {apart:.1%}); {instead}"
+                    f"{name} cannot {what} (its logits differ by {apart:.2g} of the largest); "
+                    f"{instead}"
                 )
     except checks.ConfigError:
         fit.discard(model)

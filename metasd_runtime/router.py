@@ -215,7 +215,7 @@ class Router:
         """
         if not hasattr(decision.arm, "__index__") or not 0 <= decision.arm < self.n_competing:
             raise ValueError(
-                f"policy {self.policy.name!r} selected arm {decision.arm!r}; "
+                f"policy {self.policy.name!r} selected arm {checks.shown(decision.arm)}; "
                 f"select() must return an integer in [0, {self.n_competing})"
             )
         if decision.arm in self.disabled:
