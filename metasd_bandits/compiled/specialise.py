@@ -9,12 +9,15 @@ imports one policy's kernels at that line, keyed by the text of everything it de
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import inspect
 import os
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +25,7 @@ from typing import Any
 
 import numba
 
-from metasd_bandits.cache import cache_dir
+from metasd_bandits.cache import cache_folder
 
 __all__ = ["MARKER", "specialise", "unbound"]
 
@@ -35,6 +38,19 @@ _TOOLS = tuple(
 )
 
 
+def _alone(function: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+    """One thread at a time: the others would find a module whose text has not run to its end."""
+    lock = threading.RLock()
+
+    @functools.wraps(function)
+    def waiting(*arguments: Any, **kernels: Any) -> ModuleType:
+        with lock:
+            return function(*arguments, **kernels)
+
+    return waiting
+
+
+@_alone
 def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleType:
     """A copy of `template` whose marked names are the given kernels.
 
@@ -46,7 +62,8 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     **kernels : compiled functions
         Name in the template -> function decorated with `metasd_bandits.compiled.kernel.kernel`.
         Functions that live in an importable file are cached across processes; others (typed at
-        a prompt) are compiled anew each time.
+        a prompt), and all where the cache folder cannot be written (with a warning, once), are
+        compiled anew each time.
 
     Returns
     -------
@@ -72,7 +89,11 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
         return sys.modules[full_name]
     if not importable:
         return _in_memory(full_name, unbound(text), kernels)
-    path = _write_once(cache_dir() / "kernels" / f"{name}.py", unbound(text, binding) + "\n")
+    try:
+        path = _write_once(cache_folder("kernels") / f"{name}.py", unbound(text, binding) + "\n")
+    except OSError as error:
+        _warn_once(f"{error}. Until then, kernels are compiled anew in every process")
+        return _in_memory(full_name, unbound(text), kernels)
     spec = importlib.util.spec_from_file_location(full_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -144,10 +165,14 @@ def _in_memory(name: str, text: str, kernels: dict[str, Callable[..., Any]]) -> 
     return module
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
 def _write_once(path: Path, text: str) -> Path:
     """Write beside, then rename, unless the file stands there already."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
             file.write(text)

@@ -344,7 +344,7 @@ def _parse_round(
         if values.get(name) is not None:
             values[name] = _per_arm(where, values[name], fields[name], len(header.arms))
     if values.get("nodes") is not None:
-        values["nodes"] = _nodes(where, values["nodes"])
+        values["nodes"] = _nodes(where, values["nodes"]) or None
     unrelated(where, values)
     values["query"] = queries.name(where, values["query"], values["index"])
     return Round(**values)

@@ -19,6 +19,7 @@ from metasd_runtime.decoding.drafter import (
 )
 from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.autoregressive import EarlyExitRows
+from metasd_runtime.model.attention import own_attention
 from metasd_runtime.model.ragged import RaggedModel
 from metasd_runtime.model.target import CachedModel, Target
 
@@ -83,6 +84,7 @@ def _first_layers(model: PreTrainedModel, n: int) -> PreTrainedModel:
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
+    text._attn_implementation_internal = own_attention(text)
     text.num_hidden_layers = n
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:n]

@@ -123,7 +123,8 @@ def _selected(pool: Sequence[str], by_name: Mapping[str, Drafter]) -> list[Draft
     names = list(pool)
     if isinstance(pool, str) or not names:
         raise checks.ConfigError(
-            f"pool={pool!r} selects nothing; give a list of names, of {', '.join(by_name)}"
+            f"pool={checks.shown(pool)} selects nothing; "
+            f"give a list of names, of {', '.join(by_name)}"
         )
     return [by_name[checks.choice("drafter in pool", name, by_name)] for name in names]
 
