@@ -208,7 +208,9 @@ def score(cells: Sequence[Prediction]) -> dict[str, Any]:
         out |= _mean_error("without outliers: UCB", [c for c in rest if c.column == "ucb"])
         if order := _order(rest):
             out["without outliers: rows with the right order of policies"] = order
-    out |= _mean_error("fitted, no predictions", [c for c in cells if c.fitted])
+    for name, (column, _) in _SCORED.items():
+        of = [c for c in cells if c.fitted and column in (None, c.column)]
+        out |= _mean_error(f"{name}, fitted and so no prediction", of)
     learned: dict[int, list[float]] = {}
     for c in cells:
         if c.column == "ucb":

@@ -252,7 +252,8 @@ def test_only_cells_that_were_not_fitted_are_scored() -> None:
     assert found["UCB"]["cells"] == 5
     assert found["all bandit columns"]["cells"] == 10
     assert found["rows with the right order of policies"]["rows"] == 5
-    assert found["fitted, no predictions"]["cells"] == 30
+    assert found["UCB, fitted and so no prediction"]["cells"] == 10
+    assert found["all bandit columns, fitted and so no prediction"]["cells"] == 30
     alone = reproduce([3], replications=2, seeds=1).data["score"]
     assert not {"UCB", "all bandit columns", "rows with the right order of policies"} & set(alone)
     looked = dataclasses.replace(fitted, tables=(3, 4))
@@ -278,7 +279,8 @@ def test_scores_are_computed_as_stated() -> None:
     found = score(cells)
     assert found["UCB"]["mean |error| %"].value == pytest.approx(2.5)
     assert found["UCB"]["cells"] == 2
-    assert found["fitted, no predictions"]["mean |error| %"].value == pytest.approx(50.0)
+    fit = found["UCB, fitted and so no prediction"]
+    assert fit["mean |error| %"].value == pytest.approx(50.0)
     assert found["rows with the right order of policies"]["%"].value == 50.0
     assert found["rows in another order"] == ["5 row"]
     assert "outliers" not in found
