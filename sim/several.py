@@ -8,8 +8,9 @@ drafters. Drafter i of rate :math:`\alpha_i` has the margin
 with e standard normal (a Gaussian copula), and proposes the target's token where its margin is
 positive: alone it is right at rate :math:`\alpha_i`, whatever rho. Drafters that are right agree;
 of those that are wrong each falls for the same decoy with a given probability, else it has a token
-of its own. Each shows how sure it is, :math:`s_{id} = m_{id} + \sigma_i e'_{id}`, cut at `CUTS` into
-levels. A round is in one of several modes (copying or not, say), a Markov chain over rounds. Ours.
+of its own. Each shows how sure it is, :math:`s_{id} = m_{id} + \sigma_i e'_{id}`, cut at `CUTS`
+into levels. A round is in one of several modes (copying or not, say), a Markov chain over
+rounds. Ours.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,8 +66,8 @@ def test_a_clairvoyant_choice_is_the_best_of_all_assignments() -> None:
     assert tokens / time == pytest.approx(max(n / t for n, t in every))
 
 
-def test_the_command_gives_the_same_numbers_in_parallel_and_a_picture(tmp_path) -> None:
-    options = {"rounds": 30, "replications": 3, "slopes": (0.0, 0.1), "seed": 4}
+def test_the_command_gives_the_same_numbers_in_parallel_and_a_picture(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 30, "replications": 3, "slopes": (0.0, 0.1), "seed": 4}
     alone = study.blocks_study(**options)
     assert alone.to_json() == study.blocks_study(**options, jobs=Jobs(2, "threading")).to_json()
     picture = tmp_path / "blocks.png"
