@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasd_bandits import ConfigError, blocks, make_policy
+from metasd_bandits import ConfigError, blocks, bounds, make_policy
 
 chance = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.5, 1.0]))
 
@@ -159,3 +159,15 @@ def test_a_new_query_keeps_as_much_as_it_is_told():
         policy.update(candidates, [0], [True])
     policy.begin()
     assert policy.calibrator.chance([0])[0] == pytest.approx((0.5 + 2.0) / 3.0)
+
+
+def test_the_cascade_bound_says_something_when_the_page_says_so():
+    def bound(T, gap=0.0):
+        return bounds.cascade_upper(8, 5, T, depth=5, gap=gap)
+
+    assert bound(9_400) == 5 * 9_400
+    assert bound(9_500) < 5 * 9_500
+    assert bound(10**8, 0.05) == bound(10**8)
+    assert bound(10**9, 0.05) < bound(10**9)
+    with pytest.raises(ConfigError, match="bonus"):
+        bounds.cascade_upper(2, 1, 10, depth=1, bonus=2.0)
