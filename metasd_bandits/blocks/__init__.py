@@ -4,7 +4,8 @@ A drafter's tokens form a tree (a chain is one too): ``parents[i]`` is the place
 in the list, always before i, or -1 right behind the text. Each node has a *chance*: the
 probability that it stands given that its parent stood. `allocation` shares out a block's nodes,
 `calibration` learns the chances, `asking` decides which drafters are worth their time, `policy`
-is the interface of all who choose sets. The statements they rest on are proved in docs/theory.md.
+is the interface of all who choose sets, `replay` judges them on recorded rounds. The statements
+they rest on are proved in docs/theory.md.
 """
 
 from metasd_bandits.blocks.allocation import Merged, allocate, best_width, merge, path_chances
@@ -17,12 +18,15 @@ from metasd_bandits.blocks.asking import (
 )
 from metasd_bandits.blocks.calibration import Calibrator, read_prior, save_prior
 from metasd_bandits.blocks.policy import BlockUCB, Candidates, OneArm, SetPolicy, observed
+from metasd_bandits.blocks.replay import Node, NotIdentifiedError, replay_blocks
 
 __all__ = [
     "BlockUCB",
     "Calibrator",
     "Candidates",
     "Merged",
+    "Node",
+    "NotIdentifiedError",
     "OneArm",
     "Rate",
     "SetPolicy",
@@ -35,6 +39,7 @@ __all__ = [
     "observed",
     "path_chances",
     "read_prior",
+    "replay_blocks",
     "save_prior",
     "whom_to_ask",
 ]

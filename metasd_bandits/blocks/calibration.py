@@ -12,9 +12,10 @@ tokens checked until the first failure are a cascade). Bins keep Beta counts:
 m and s are the prior's mean and strength, n and S the observations and those that stood (each
 counting for discount**age), t the rounds. With bonus b = 0 the chance is the posterior mean,
 else the KL-UCB index u (CascadeKL-UCB: Kveton, Szepesvari, Wen, Ashkan 2015, "Cascading
-bandits"). The product of the chances of what was observed is the
-likelihood of a chain's outcome, hence counts are all there is to know; siblings exclude each other,
-so for trees the product is a composite likelihood, which is still maximal at the true chances.
+bandits"; regret with b > 2: docs/theory.md, theorem 6). The chain rule makes the likelihood of a
+chain's outcome the product of the chances of what was observed, so counts are all there is to know.
+Siblings exclude each other: for trees the product is no likelihood, but a bin's observations are
+still i.i.d. where siblings have different bins (proof of theorem 6): its mean goes to the chance.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasd_bandits import ConfigError, blocks, make_policy
+from metasd_bandits.theory import bounds
 
 chance = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.5, 1.0]))
 
@@ -88,3 +89,86 @@ def test_one_arm_decides_as_its_policy_does(name):
         assert kept == [K * j + arm for j in range(N)]
         plain.update(arm, accepted[arm] / N)
         sets.update(candidates, kept, stood)
+
+
+offers = st.lists(st.lists(st.floats(0.0, 1.0), max_size=3), max_size=4)
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=4), offers, st.integers(0, 5), st.floats(0.0, 2.0))
+def test_each_drafter_asked_pays_and_no_single_one_is_better_than_the_set(held, offered, m, rate):
+    times = [0.1 * (i + 1) for i in range(len(offered))]
+    asked = blocks.whom_to_ask(held, offered, times, m, rate)
+
+    def net(who):
+        more = [w for i in who for w in offered[i]]
+        return blocks.marginal_gain(held, more, m) - rate * sum(times[i] for i in who)
+
+    nets = [net(asked[:n]) for n in range(len(asked) + 1)]
+    assert all(a < b + 1e-12 for a, b in itertools.pairwise(nets))
+    alone = [net([i]) for i in range(len(offered))]
+    assert nets[-1] >= max([0.0, *alone]) - 1e-9
+    if len(offered) == 1:
+        assert (asked == [0]) == (alone[0] > 0.0)
+    assert all(net([*asked, i]) <= nets[-1] + 1e-9 for i in range(len(offered)) if i not in asked)
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=7), st.floats(0.0, 0.5), st.floats(0.0, 4.0))
+def test_no_other_length_of_a_chain_is_worth_more(chances, seconds, rate):
+    worth = np.concatenate([[0.0], np.cumsum(np.cumprod(chances) - rate * seconds)])
+    assert worth[blocks.draft_length(chances, seconds, rate)] >= worth.max() - 1e-9
+
+
+rounds_seen = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 2.0)), max_size=20)
+
+
+@given(rounds_seen, st.floats(0.5, 1.0))
+def test_a_rate_is_the_ratio_of_faded_sums(rounds, keep):
+    rate = blocks.Rate(start=2.0, keep=keep, strength=3.0)
+    for tokens, seconds in rounds:
+        rate.observe(tokens, seconds)
+    ages = keep ** np.arange(len(rounds) + 1)[::-1]
+    sums = ages @ np.array([(3.0, 1.5), *rounds])
+    assert rate.value == pytest.approx(sums[0] / sums[1])
+    again = blocks.Rate(start=1.0, keep=keep)
+    again.load_state_dict(rate.state_dict())
+    assert again.value == rate.value
+
+
+def test_block_ucb_tries_both_roots_and_ends_with_the_best_block():
+    candidates = blocks.Candidates([-1, -1, 0, 1], [[0], [1], [0], [1]], [0, 1, 2, 3])
+    policy = blocks.BlockUCB(blocks.Calibrator("abcd", strength=0.0, bonus=3.0))
+    rng = np.random.default_rng(0)
+    chosen = []
+    for _ in range(1500):
+        kept = policy.select(candidates, 2)
+        first = rng.random() < 0.3
+        second = rng.random() < 0.8
+        stood = [first, not first, first and second, not first and second]
+        policy.update(candidates, kept, [x if i in kept else None for i, x in enumerate(stood)])
+        chosen.append(kept)
+    assert {0, 1, 3} <= {i for kept in chosen for i in kept}
+    assert chosen[-300:].count([1, 3]) > 270
+    again = blocks.BlockUCB(blocks.Calibrator("abcd", strength=0.0, bonus=3.0))
+    again.load_state_dict(policy.state_dict())
+    assert again.select(candidates, 2) == policy.select(candidates, 2)
+
+
+def test_a_new_query_keeps_as_much_as_it_is_told():
+    candidates = blocks.Candidates([-1], [[0]], [0])
+    policy = blocks.BlockUCB(blocks.Calibrator("a", mean=0.5, strength=1.0), keep=0.5)
+    for _ in range(4):
+        policy.update(candidates, [0], [True])
+    policy.begin()
+    assert policy.calibrator.chance([0])[0] == pytest.approx((0.5 + 2.0) / 3.0)
+
+
+def test_the_cascade_bound_says_something_when_the_page_says_so():
+    def bound(T, gap=0.0):
+        return bounds.cascade_upper(8, 5, T, depth=5, gap=gap)
+
+    assert bound(9_000) == 5 * 9_000
+    assert bound(9_200) < 5 * 9_200
+    assert bound(10**8, 0.05) == bound(10**8)
+    assert bound(10**9, 0.05) < bound(10**9)
+    with pytest.raises(ConfigError, match="bonus"):
+        bounds.cascade_upper(2, 1, 10, depth=1, bonus=2.0)
