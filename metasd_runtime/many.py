@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metasd_bandits import ConfigError, Round, Trace, TraceWriter, checks
 from metasd_runtime.batch import Batch, BatchRow, Mode
-from metasd_runtime.call import prompt_tokens, settle
+from metasd_runtime.call import has_users_code, prompt_tokens, settle
 from metasd_runtime.decoder import Query
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.output import Output, stack_scores
@@ -125,6 +125,9 @@ def generate_many(
             raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
     router = router_for(metasd.router, options, metasd.tokenizer)
     options = replace(options, seed=options.settled_seed())
+    shared = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+    if has_users_code(**{name: settings.get(name) for name in shared}):
+        max_batch = 1  # code that prompts share is asked about one after another
     batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
     total = len(prompts) if isinstance(prompts, Sized) else None
     call = _Many(metasd, router, batch, iter(prompts), options, settings)
