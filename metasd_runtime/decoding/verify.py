@@ -34,11 +34,12 @@ class Verdict(NamedTuple):
     path : list of int
         The drafted nodes that stand, each behind the one before; of a chain the first N_acc.
     token : int
-        The correction where a draft was rejected, the bonus where all stood.
+        The correction where a draft was rejected, the bonus where all stood; None where the
+        text ends with a draft.
     """
 
     path: list[int]
-    token: int
+    token: int | None
 
     @property
     def accepted(self) -> int:
@@ -50,8 +51,18 @@ class Verdict(NamedTuple):
         """Places along the path in the block that was verified, the text's last token first."""
         return [0, *(node + 1 for node in self.path)]
 
+    def tokens(self, draft: Draft) -> list[int]:
+        """What the draft's round emits, unless the text ends before."""
+        drafted = [draft.tokens[node] for node in self.path]
+        return drafted if self.token is None else [*drafted, self.token]
 
-def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> Verdict:
+
+Reach = Callable[[int], bool]
+
+
+def verify(
+    draft: Draft, scores: Tensor, position: int, sampling: Sampling, reach: Reach | None = None
+) -> Verdict:
     """Verify a draft as the query's sampling demands.
 
     Parameters
@@ -62,15 +73,18 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
         The target's processed scores; row 0 follows the text, row j + 1 follows draft j.
     position : int
         Place of the draft's first token in the sequence, the key of its random numbers.
+    reach : callable, optional
+        Told of each row once, when verification comes to it and before its scores are looked at;
+        False says that the text ends there.
     """
     if not sampling.do_sample:
-        return greedy(draft, scores)
+        return greedy(draft, scores, reach)
 
     def quantile(depth: int) -> float:
         return sampling.uniform(position + depth, Purpose.SAMPLE)
 
     if draft.probs is None:
-        return drawn_first(draft, scores, quantile)
+        return drawn_first(draft, scores, quantile, reach)
     # A drafter may live on another device.
     draft = Draft(draft.tokens, draft.probs.to(scores.device), parents=draft.parents)
     return speculative(
@@ -78,16 +92,24 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
         scores,
         lambda depth, sibling: sampling.uniform(position + depth, Purpose.ACCEPT, sibling),
         quantile,
+        reach,
     )
 
 
-def greedy(draft: Draft, scores: Tensor) -> Verdict:
+def greedy(draft: Draft, scores: Tensor, reach: Reach | None = None) -> Verdict:
     """Follow the drafts that are the target's first maximum."""
-    best = first_maxima(scores)
-    return _followed(draft, lambda row, depth: best[row])
+    if reach is None:
+        best = first_maxima(scores)  # all at once, where no row has to wait
+        return _followed(draft, lambda row, depth: best[row])
+    return _followed(draft, lambda row, depth: first_maxima(scores[row : row + 1])[0], reach)
 
 
-def drawn_first(draft: Draft, scores: Tensor, quantile: Callable[[int], float]) -> Verdict:
+def drawn_first(
+    draft: Draft,
+    scores: Tensor,
+    quantile: Callable[[int], float],
+    reach: Reach | None = None,
+) -> Verdict:
     """Draw each token from the target, and follow the drafts that equal it.
 
     For drafts that were chosen without drawing. A one-hot q accepts a token with probability p of
@@ -96,23 +118,29 @@ def drawn_first(draft: Draft, scores: Tensor, quantile: Callable[[int], float]) 
 
     Parameters
     ----------
-    draft, scores
-        As for `speculative`; ``probs`` is not looked at.
+    draft, scores, reach
+        As for `verify`; the draft's ``probs`` are not looked at.
     quantile : callable
         ``depth``, from 0, to the number in [0, 1) that draws the token there.
     """
-    return _followed(draft, lambda row, depth: draw(scores[row].softmax(-1), quantile(depth)))
+    return _followed(
+        draft, lambda row, depth: draw(scores[row].softmax(-1), quantile(depth)), reach
+    )
 
 
-def _followed(draft: Draft, choose: Callable[[int, int], int]) -> Verdict:
+def _followed(
+    draft: Draft, choose: Callable[[int, int], int], reach: Reach | None = None
+) -> Verdict:
     """The path of drafts that equal what is chosen at their places, by row of scores and depth."""
-    here, path = [-1], list[int]()
+    here = [-1]
     while True:
-        token = choose(here[0] + 1, len(path))
+        row, path = here[0] + 1, draft.path(here[0])
+        if reach is not None and not reach(row):
+            return Verdict(path, None)
+        token = choose(row, len(path))
         here = [node for node in draft.children(here) if draft.tokens[node] == token]
         if not here:
             return Verdict(path, token)
-        path.append(here[0])
 
 
 def speculative(
@@ -120,6 +148,7 @@ def speculative(
     scores: Tensor,
     coin: Callable[[int, int], float],
     quantile: Callable[[int], float],
+    reach: Reach | None = None,
 ) -> Verdict:
     """Speculative sampling along a draft.
 
@@ -138,9 +167,13 @@ def speculative(
         min(1, p(x) / q(x)).
     quantile : callable
         ``depth`` to the number in [0, 1) that draws the token where no draft stands.
+    reach : callable, optional
+        As for `verify`.
     """
     here: list[int] = [-1]
     for depth in range(draft.depth + 1):
+        if reach is not None and not reach(here[0] + 1):
+            return Verdict(draft.path(here[0]), None)
         p = scores[here[0] + 1].softmax(-1)
         siblings = draft.children(here)
         for i, node in enumerate(siblings):

@@ -15,22 +15,29 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from metasd_bandits import checks
-from metasd_runtime.decoding.sampling import Sampling
-from metasd_runtime.decoding.stopping import Stopping
+from metasd_runtime.decoding.sampling import Sampling, is_users_processor
+from metasd_runtime.decoding.stopping import Stopping, is_users_criterion
 from metasd_runtime.model.hf import (
     generation_settings,
     has_default_length,
     logits_processors,
+    merged_criteria,
     special_tokens,
 )
 from metasd_runtime.model.target import Target
 
-__all__ = ["GIVES_OUTPUT", "HONOURED", "REFUSED", "Settled", "prompt_tokens", "settle"]
+__all__ = [
+    "GIVES_OUTPUT",
+    "HONOURED",
+    "REFUSED",
+    "Settled",
+    "has_users_code",
+    "prompt_tokens",
+    "settle",
+]
 
 # Every attribute of Hugging Face's GenerationConfig is in one of these two tables (a test holds
 # them against the installed version), so that none is ever ignored.
@@ -94,8 +101,6 @@ _INSTEAD = {
 # Caches that differ from ours in how they are stored, and in no key or value: where a model's own
 # settings name one, its text is the same here. (One that rounds, or leaves the device, is not.)
 _STORAGE = frozenset({"static", "hybrid", "hybrid_chunked", "sliding_window"})
-# They keep a state that follows the calls, and a rejected draft would leave its trace there.
-_STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 class Settled(NamedTuple):
@@ -112,6 +117,19 @@ class Settled(NamedTuple):
     sampling: Sampling
     stopping: Stopping
     config: GenerationConfig
+
+
+def has_users_code(
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> bool:
+    """Whether these arguments of `generate` hold code of the user's own."""
+    return (
+        prefix_allowed_tokens_fn is not None
+        or any(map(is_users_processor, logits_processor or ()))
+        or any(map(is_users_criterion, stopping_criteria or ()))
+    )
 
 
 def prompt_tokens(input_ids: Any, attention_mask: Any, target: Target) -> list[int]:
@@ -206,13 +224,7 @@ def settle(
         prefix_allowed_tokens_fn,
         row // (config.num_return_sequences or 1),
     )
-    for processor in processors:
-        if isinstance(processor, _STATEFUL):
-            raise checks.ConfigError(
-                f"{type(processor).__name__} keeps a state of its own, which a rejected draft "
-                "would spoil; leave it out"
-            )
-    criteria = StoppingCriteriaList(stopping_criteria or [])
+    criteria = StoppingCriteriaList()
     if config.max_time is not None:
         criteria.append(MaxTimeCriteria(config.max_time, began or time.time()))
     if config.stop_strings is not None:
@@ -220,6 +232,7 @@ def settle(
         if tokenizer is None:
             raise checks.ConfigError("stop_strings needs the tokenizer; pass tokenizer=...")
         criteria.append(StopStringCriteria(tokenizer, config.stop_strings))
+    criteria = merged_criteria(target.model, criteria, stopping_criteria)
     stopping = Stopping(
         config.max_length, target.max_length, frozenset(special_tokens(config)[0]), criteria
     )
