@@ -5,15 +5,24 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from metasd_bandits.checks import ConfigError
 from metasd_bandits.intervals import ReplayError
+from metasd_bandits.plugins import load_file
 from metasd_bandits.traces.jsonl import TraceError
 
-__all__ = ["fail", "plainly"]
+__all__ = ["Plugins", "fail", "load_files", "plainly"]
+
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin", metavar="FILE", help="A Python file that registers parts; repeatable."
+    ),
+]
 
 
 def plainly(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,6 +47,12 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
                 fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
     return run
+
+
+def load_files(plugin: Plugins = None) -> None:
+    """What every command line does before its command: run the user's files."""
+    for file in plugin or []:
+        load_file(file)
 
 
 def fail(message: str) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Any
 
 from metasd_bandits import checks
 from metasd_bandits.carried import Carried
+from metasd_bandits.plugins import load_plugins
 from metasd_bandits.policies.cd_ucb import ChangeDetectionUCB
 from metasd_bandits.policies.d_ucb import DiscountedUCB
 from metasd_bandits.policies.epsilon_greedy import EpsilonGreedy
@@ -96,6 +97,8 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
             raise checks.ConfigError("hyperparameters go with a policy's name, not with an object")
         return policy
     name, _, written = policy.partition(":")
+    if name not in POLICIES:
+        load_plugins("metasd.policies", _register_entry)
     cls = POLICIES[checks.choice("policy", name, POLICIES)]
     given = {**_parse(written), **hyperparameters}
     carry = given.pop("carry", None)
@@ -107,9 +110,25 @@ def make_policy(policy: str | Policy, **hyperparameters: Any) -> Policy:
 
 
 def register_policy(cls: type[Policy]) -> type[Policy]:
-    """Make a policy class known to `make_policy` and the command lines under its ``name``."""
+    """Make a policy class known to `make_policy` and the command lines under its ``name``.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If it is no policy class, or has no name of its own.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise checks.ConfigError(
+            f"{cls!r} is no policy; register a subclass of metasd_bandits.Policy"
+        )
+    if not cls.name or cls.name == Policy.name:
+        raise checks.ConfigError(f"{cls.__name__} has no name; add name = 'my-policy' to the class")
     POLICIES[cls.name] = cls
     return cls
+
+
+def _register_entry(name: str, cls: type[Policy]) -> None:
+    register_policy(cls)
 
 
 def _hyperparameters(cls: type[Policy]) -> list[str]:

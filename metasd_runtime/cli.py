@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from metasd_bandits import ConfigError
+from metasd_bandits.command import load_files
 from metasd_bandits.traces.jsonl import TraceError
 from metasd_runtime.bench.cli import bench, report
 from metasd_runtime.drafters.pool import PoolError
@@ -28,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     help="Speculative decoding in which a bandit learns, round by round, which drafter to use.",
 )
+app.callback()(load_files)
 app.add_typer(models_app, name="models")
 app.command("train")(train)
 app.command("pool")(show_pool)

@@ -1,6 +1,15 @@
 """Simulated speculative decoding: any policy, millions of rounds a second, known laws."""
 
-from sim.acceptance import IID, AcceptanceModel, Clustered, Language, Place, Recorded
+from sim.acceptance import (
+    IID,
+    AcceptanceModel,
+    Clustered,
+    Language,
+    Place,
+    Recorded,
+    make_acceptance,
+    register_acceptance,
+)
 from sim.arms import Arms, Bernoulli, RewardTable, against_ucb
 from sim.costs import Costs
 from sim.environment import Environment
@@ -16,6 +25,7 @@ from sim.simulate import (
     simulate,
     simulate_bandit,
 )
+from sim.testing import check_acceptance
 
 __all__ = [
     "IID",
@@ -44,6 +54,9 @@ __all__ = [
     "Several",
     "Stationary",
     "against_ucb",
+    "check_acceptance",
+    "make_acceptance",
+    "register_acceptance",
     "sample_rounds",
     "simulate",
     "simulate_bandit",

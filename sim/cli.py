@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from metasd_bandits import checks
-from metasd_bandits.command import plainly
-from sim.acceptance import IID, AcceptanceModel, Clustered, Language
+from metasd_bandits.command import load_files, plainly
+from sim.acceptance import AcceptanceModel, make_acceptance
 from sim.calibration import load_environment
 from sim.jobs import Jobs
 from sim.paper import TABLES, save_fitted
@@ -33,6 +33,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
 )
+app.callback()(plainly(load_files))
 
 JobCount = Annotated[int, typer.Option("--jobs", help="Worker processes.")]
 Backend = Annotated[str, typer.Option(help="joblib's backend: loky, threading, dask or ray.")]
@@ -47,7 +48,7 @@ Policies = Annotated[
 Reward = Annotated[str, typer.Option(help="be, bd, tokens or throughput.")]
 Alphas = Annotated[str, typer.Option(help="Acceptance rate of each drafter, comma-separated.")]
 DraftLength = Annotated[int, typer.Option(help="N, tokens drafted in a round.")]
-Model = Annotated[str, typer.Option(help="Acceptance model: iid, clustered or language.")]
+Model = Annotated[str, typer.Option(help="iid, clustered, language, or a plugin's model.")]
 
 
 def main() -> None:
@@ -80,12 +81,7 @@ def numbers(name: str, text: str) -> list[float]:
 def acceptance_model(model: str, alphas: str, draft_length: int) -> AcceptanceModel:
     """The acceptance model that the options name."""
     rates = numbers("alphas", alphas)
-    checks.choice("model", model, ("iid", "clustered", "language"))
-    if model == "iid":
-        return IID(rates, draft_length)
-    if model == "clustered":
-        return Clustered(rates, draft_length)
-    return Language([1.0 - a for a in rates], draft_length)
+    return make_acceptance(model, rates, draft_length)
 
 
 def workers(jobs: int, backend: str, scheduler: str | None) -> Jobs:

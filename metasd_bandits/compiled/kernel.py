@@ -14,14 +14,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import njit
 from numba.core.registry import CPUDispatcher
 
 from metasd_bandits.compiled.interpreted import JIT_OFF
 
-__all__ = ["kernel"]
+__all__ = ["Kernels", "kernel"]
+
+
+class Kernels(NamedTuple):
+    """The functions that make a policy; a class holds them as its ``compiled``.
+
+    Attributes
+    ----------
+    select : ``select(s, stream) -> arm``
+        Decide and book the pull (`pick_max` or `pick_by_probability` of
+        `metasd_bandits.compiled.state` do the booking).
+    probabilities : ``probabilities(s)``
+        Fill ``s.score`` with the probabilities of the next decision.
+    update : ``update(s, arm, reward, cost, propensity)``
+        Land a reward (`metasd_bandits.compiled.state.record` does the shared part;
+        `metasd_bandits.compiled.rules.learn_mean` does nothing else).
+    propensity : ``propensity(s, arm) -> float``, optional
+        The probability with which the ``select`` just made chose `arm`.
+    update_all : ``update_all(s, arm, rewards, cost, propensity)``, optional
+        Land a full-information round.
+    """
+
+    select: Callable[..., Any]
+    probabilities: Callable[..., Any]
+    update: Callable[..., Any]
+    propensity: Callable[..., Any] | None = None
+    update_all: Callable[..., Any] | None = None
+
+    def given(self) -> dict[str, Callable[..., Any]]:
+        """Those there are, by name."""
+        return {name: kernel for name, kernel in self._asdict().items() if kernel is not None}
+
 
 _OPTIONS = {
     "nopython": True,

@@ -11,9 +11,12 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
 from metasd_bandits import checks
+from metasd_bandits.compiled.interpreted import JIT_OFF
+from metasd_bandits.compiled.kernel import Kernels
 from metasd_bandits.compiled.live import LiveKernels
 from metasd_bandits.compiled.state import State, named_views, new_buffer
 from metasd_bandits.compiled.stream import make_stream
@@ -22,30 +25,23 @@ from metasd_bandits.policy import Decision, Policy
 __all__ = ["CompiledPolicy"]
 
 _LARGEST = sys.float_info.max  # an int may be larger, and is below infinity too
-_REQUIRED = ("select", "update", "probabilities")
-_OPTIONAL = ("propensity", "update_all")
 
 
 class CompiledPolicy(Policy):
     """Base of every built-in policy; a frozen dataclass whose fields are its hyperparameters.
 
-    The subclass's module holds functions decorated with `metasd_bandits.compiled.kernel.kernel`:
-
-    - ``select(s, stream) -> arm``: decide and book the pull (`pick_max` or `pick_by_probability`
-      of `metasd_bandits.compiled.state` do the booking);
-    - ``probabilities(s)``: fill ``s.score`` with the probabilities of the next decision;
-    - ``propensity(s, arm)``, optional: the probability with which the ``select`` just made chose
-      `arm`. (`metasd_bandits.compiled.rules` makes these three from the policy's equation.)
-    - ``update(s, arm, reward, cost, propensity)``: land a reward
-      (`metasd_bandits.compiled.state.record` does the shared part;
-      `metasd_bandits.compiled.rules.learn_mean` does nothing else);
-    - ``update_all(s, arm, rewards, cost, propensity)``, optional: land a full-information round.
+    The subclass declares ``compiled``, a `metasd_bandits.compiled.kernel.Kernels`: functions
+    decorated with `metasd_bandits.compiled.kernel.kernel` that decide and learn. From a policy's
+    equation `metasd_bandits.compiled.rules.index_rule` or `sampling_rule` makes them. A subclass
+    inherits them; ``compiled = UCB.compiled._replace(update=mine)`` changes one.
 
     ``s`` is a `metasd_bandits.compiled.state.State`. Per-arm rows and other memory beyond the
     shared ones are declared by `rows` and `memory`.
 
     Attributes
     ----------
+    compiled : Kernels
+        The policy's functions.
     rows : int
         Rows of K numbers that the policy keeps beside the shared ones. They must be sums of
         evidence (halving them halves what is known) or scratch: `forget` scales them.
@@ -60,16 +56,33 @@ class CompiledPolicy(Policy):
     _stream: NDArray[np.uint64]
     _masked: bool
     _live: LiveKernels
+    compiled: ClassVar[Kernels]
     rows: ClassVar[int] = 0
     optimistic: ClassVar[tuple[int, ...]] = ()
     restarts: ClassVar[bool] = False
 
     @classmethod
     def kernels(cls) -> dict[str, Callable[..., Any]]:
-        """The compiled functions of the class's module, by name."""
-        module = sys.modules[cls.__module__]
-        found = {name: getattr(module, name) for name in _REQUIRED}
-        return found | {name: getattr(module, name) for name in _OPTIONAL if hasattr(module, name)}
+        """The compiled functions of the class, by name.
+
+        Raises
+        ------
+        TypeError
+            If the class declares none, or one of them is no kernel.
+        """
+        made = getattr(cls, "compiled", None)
+        if not isinstance(made, Kernels):
+            raise TypeError(
+                f"{cls.__name__}.compiled is {made!r}; declare the policy's kernels in its class, "
+                "as in compiled = index_rule(index, learn_mean)"
+            )
+        for name, function in made.given().items():
+            if not (JIT_OFF or isinstance(function, Dispatcher)):
+                raise TypeError(
+                    f"{cls.__name__}.compiled.{name} is {function!r}; decorate that function with "
+                    "@metasd_bandits.compiled.kernel.kernel"
+                )
+        return made.given()
 
     def theta(self) -> tuple[float, ...]:
         """The hyperparameters as the kernels read them, in the order of the fields."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.kernel import Kernels, kernel
 from metasd_bandits.compiled.state import (
     pick_by_probability,
     pick_max,
@@ -38,11 +38,11 @@ __all__ = [
     "variance",
 ]
 
-Kernels = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+_Kernel = Callable[..., Any]
 
 
-def index_rule(index: Callable[..., Any]) -> Kernels:
-    """``select``, ``probabilities`` and ``propensity`` of a policy that takes the largest index."""
+def index_rule(index: _Kernel, update: _Kernel, update_all: _Kernel | None = None) -> Kernels:
+    """The kernels of a policy that takes the largest index, around ``index(s)`` and its update."""
 
     def select(s, stream):
         index(s)
@@ -55,11 +55,12 @@ def index_rule(index: Callable[..., Any]) -> Kernels:
     def propensity(s, arm):
         return tied_share(s, arm)
 
-    return _compiled_for(index, select, probabilities, propensity)
+    rule = _compiled_for(index, select, probabilities, propensity)
+    return Kernels(rule[0], rule[1], update, rule[2], update_all)
 
 
-def sampling_rule(weigh: Callable[..., Any]) -> Kernels:
-    """``select``, ``probabilities`` and ``propensity`` of a policy that draws from its scores."""
+def sampling_rule(weigh: _Kernel, update: _Kernel, update_all: _Kernel | None = None) -> Kernels:
+    """The kernels of a policy that draws from the scores of ``weigh(s)``, and its update."""
 
     def select(s, stream):
         weigh(s)
@@ -73,15 +74,15 @@ def sampling_rule(weigh: Callable[..., Any]) -> Kernels:
     def propensity(s, arm):
         return s.score[arm]
 
-    return _compiled_for(weigh, select, probabilities, propensity)
+    rule = _compiled_for(weigh, select, probabilities, propensity)
+    return Kernels(rule[0], rule[1], update, rule[2], update_all)
 
 
-def _compiled_for(owner: Callable[..., Any], *functions: Callable[..., Any]) -> Kernels:
-    """Compile, as functions of the owner's file: that is where they are imported from."""
+def _compiled_for(owner: _Kernel, *functions: _Kernel) -> list[_Kernel]:
+    """Compile, as functions of the owner's file: the policy's class stands there."""
     for function in functions:
         function.__module__ = owner.__module__
-    select, probabilities, propensity = (kernel(function) for function in functions)
-    return select, probabilities, propensity
+    return [kernel(function) for function in functions]
 
 
 @kernel

@@ -22,12 +22,9 @@ from metasd_bandits.compiled.stream import uniform
 
 __all__ = [
     "N_ROWS",
-    "probabilities",
-    "propensity",
+    "SCHEDULE",
     "schedule_size",
-    "select",
     "set_schedule",
-    "update",
 ]
 
 OUT, KEY, N_ROWS = 0, 1, 2  # rows: 1 once eliminated; the key that ranks equal means
@@ -58,9 +55,6 @@ def index(s):
             s.score[i] = 2.0 + 1.0 / (1.0 + n)
         else:
             s.score[i] = s.mean[i]
-
-
-_, probabilities, propensity = index_rule(index)
 
 
 @kernel
@@ -111,3 +105,6 @@ def _worse(s, i, j):
     if s.mean[i] != s.mean[j]:
         return s.mean[i] < s.mean[j]
     return s.rows[KEY, i] < s.rows[KEY, j]
+
+
+SCHEDULE = index_rule(index, update)._replace(select=select)

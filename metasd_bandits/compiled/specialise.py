@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import numba
 
 from metasd_bandits.cache import cache_folder
+from metasd_bandits.compiled.kernel import Kernels
 
 __all__ = ["MARKER", "specialise", "unbound"]
 
@@ -73,10 +74,11 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     text = inspect.getsource(template)
     if MARKER not in text:
         raise ValueError(f"{template.__name__} needs a line ending in {MARKER!r}")
-    homes = [_home(kernel) for kernel in kernels.values()]
-    importable = all(home is not None for home in homes)
+    places = {name: (kernel.__module__, _place(kernel)) for name, kernel in kernels.items()}
+    importable = all(place for _, place in places.values())
     binding = "\n".join(
-        f"from {k.__module__} import {k.__name__} as {name}" for name, k in kernels.items()
+        f"import {home} as {name}; {name} = {name}.{place}"
+        for name, (home, place) in places.items()
     )
     digest = hashlib.sha256(numba.__version__.encode())
     for part in (text, binding, inspect.getsource(unbound), *_texts(template, kernels)):
@@ -114,13 +116,25 @@ def unbound(text: str, binding: str = "") -> str:
     return "\n".join(lines)
 
 
-def _home(kernel: Callable[..., Any]) -> Path | None:
-    """The file a kernel can be imported from, or None."""
+def _place(kernel: Callable[..., Any]) -> str | None:
+    """Where in its module a kernel can be read from, ``name`` or ``Class.compiled.name``, or None.
+
+    It goes by identity: kernels of several policies in one file share their names.
+    """
     module = sys.modules.get(kernel.__module__)
-    file = getattr(module, "__file__", None)
-    if file is None or kernel.__module__ == "__main__":
+    if getattr(module, "__file__", None) is None or kernel.__module__ == "__main__":
         return None
-    return Path(file) if getattr(module, kernel.__name__, None) is kernel else None
+    return next(_paths(vars(module), kernel), None)
+
+
+def _paths(names: Mapping[str, Any], kernel: Callable[..., Any]) -> Iterator[str]:
+    for name, value in names.items():
+        if getattr(value, "__func__", value) is kernel:  # a static method holds a function
+            yield name
+        elif isinstance(value, Kernels):
+            yield from (f"{name}.{path}" for path in _paths(value.given(), kernel))
+        elif isinstance(value, type) and value.__module__ == kernel.__module__:
+            yield from (f"{name}.{path}" for path in _paths(vars(value), kernel))
 
 
 def _texts(template: ModuleType, kernels: dict[str, Callable[..., Any]]) -> list[str]:

@@ -46,9 +46,6 @@ def weigh(s):
     explore(s, s.theta[1])
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
@@ -98,6 +95,7 @@ class ChangeDetectionUCB(CompiledPolicy):
     """
 
     name = "cd-ucb"
+    compiled = sampling_rule(weigh, update)
     rows = 5
     beta: float = 1.0
     epsilon: float = 0.05

@@ -28,9 +28,6 @@ def index(s):
     recent_index(s, s.theta[1], recent_pulls(s))
 
 
-select, probabilities, propensity = index_rule(index)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
@@ -65,6 +62,7 @@ class DiscountedUCB(CompiledPolicy):
     """
 
     name = "d-ucb"
+    compiled = index_rule(index, update)
     rows = 2
     gamma: float = 0.98
     beta: float = 1.0

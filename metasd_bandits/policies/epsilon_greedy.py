@@ -31,10 +31,6 @@ def weigh(s):
     explore(s, s.theta[0])
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-update = learn_mean
-
-
 @dataclass(frozen=True, eq=False)
 class EpsilonGreedy(CompiledPolicy):
     """Epsilon-greedy.
@@ -57,6 +53,7 @@ class EpsilonGreedy(CompiledPolicy):
     """
 
     name = "epsilon-greedy"
+    compiled = sampling_rule(weigh, learn_mean)
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:

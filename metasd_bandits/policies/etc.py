@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from metasd_bandits import checks
 from metasd_bandits.compiled import schedules
 from metasd_bandits.compiled.policy import CompiledPolicy
-from metasd_bandits.compiled.schedules import probabilities, propensity, select, update
 from metasd_bandits.compiled.state import State
 
-__all__ = ["ExploreThenCommit", "probabilities", "propensity", "select", "update"]
+__all__ = ["ExploreThenCommit"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +44,7 @@ class ExploreThenCommit(CompiledPolicy):
     """
 
     name = "etc"
+    compiled = schedules.SCHEDULE
     rows = schedules.N_ROWS
     restarts = True
     explore: int = 5

@@ -62,9 +62,6 @@ def rescale(s):
         s.rows[WEIGHT, i] = math.exp(s.rows[LOG, i] - scale)
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     s.rows[LOG, arm] += s.theta[0] / s.score.size * reward / importance(s, arm, propensity)
@@ -100,6 +97,7 @@ class EXP3(CompiledPolicy):
     """
 
     name = "exp3"
+    compiled = sampling_rule(weigh, update)
     rows = 2
     optimistic = (LOG,)
     gamma: float = 0.4

@@ -29,9 +29,6 @@ def weigh(s):
     softmax(s, s.theta[0] * anytime_rate(s))
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     damping = 0.5 * s.theta[0] * anytime_rate(s)
@@ -60,6 +57,7 @@ class EXP3IX(CompiledPolicy):
     """
 
     name = "exp3-ix"
+    compiled = sampling_rule(weigh, update)
     rows = 1
     optimistic = (0,)
     scale: float = 1.0

@@ -31,9 +31,6 @@ def weigh(s):
     mix(s, s.theta[0])
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-
-
 @kernel
 def log_add(x, y):
     """ln(e^x + e^y) without overflow."""
@@ -81,6 +78,7 @@ class EXP3S(CompiledPolicy):
     """
 
     name = "exp3s"
+    compiled = sampling_rule(weigh, update)
     rows = 1
     optimistic = (0,)
     gamma: float = 0.1

@@ -27,10 +27,6 @@ def weigh(s):
     softmax(s, anytime_rate(s))
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-update = learn_loss
-
-
 @dataclass(frozen=True, eq=False)
 class EXP3Spec(CompiledPolicy):
     """BanditSpec's EXP3Spec.
@@ -47,5 +43,6 @@ class EXP3Spec(CompiledPolicy):
     """
 
     name = "exp3spec"
+    compiled = sampling_rule(weigh, learn_loss)
     rows = 1
     optimistic = (0,)

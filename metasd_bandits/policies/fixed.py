@@ -24,10 +24,6 @@ def index(s):
     s.score[int(s.theta[0])] = 1.0
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @dataclass(frozen=True, eq=False)
 class Fixed(CompiledPolicy):
     """Always the same arm.
@@ -46,6 +42,7 @@ class Fixed(CompiledPolicy):
     """
 
     name = "fixed"
+    compiled = index_rule(index, learn_mean)
     symmetric = False
     arm: int = 0
 

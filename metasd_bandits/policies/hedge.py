@@ -31,10 +31,6 @@ def weigh(s):
     softmax(s, s.theta[0] * math.sqrt(8.0 * math.log(s.score.size) / (s.clock[0] + 1.0)))
 
 
-select, probabilities, propensity = sampling_rule(weigh)
-update = learn_loss
-
-
 @kernel
 def update_all(s, arm, rewards, cost, propensity):
     for i in range(rewards.size):
@@ -64,6 +60,7 @@ class Hedge(CompiledPolicy):
     """
 
     name = "hedge"
+    compiled = sampling_rule(weigh, learn_loss, update_all)
     rows = 1
     optimistic = (0,)
     scale: float = 1.0

@@ -121,9 +121,6 @@ def behind(s, i, log_q, log_rest, budget):
     return divergence * n > (budget + SLACK * (1.0 + n)) * pulls
 
 
-select, probabilities, propensity = index_rule(index)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
@@ -157,6 +154,7 @@ class KLUCB(CompiledPolicy):
     """
 
     name = "kl-ucb"
+    compiled = index_rule(index, update)
     rows = 1
     family: str = "bernoulli"
     c: float = 0.0

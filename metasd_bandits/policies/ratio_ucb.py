@@ -49,9 +49,6 @@ def index(s):
         s.score[i] = min(1.0, s.mean[i] + bonus) / max(least, cost - width * bonus)
 
 
-select, probabilities, propensity = index_rule(index)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     s.rows[COST, arm] += cost
@@ -85,6 +82,7 @@ class RatioUCB(CompiledPolicy):
     """
 
     name = "ratio-ucb"
+    compiled = index_rule(index, update)
     rows = 1
     beta: float = 1.0
     cost_min: float = 1.0

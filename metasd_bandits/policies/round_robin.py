@@ -26,10 +26,6 @@ def index(s):
         s.score[i] = -s.rows[LAST, i]
 
 
-_, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @kernel
 def select(s, stream):
     index(s)
@@ -51,4 +47,5 @@ class RoundRobin(CompiledPolicy):
     """
 
     name = "round-robin"
+    compiled = index_rule(index, learn_mean)._replace(select=select)
     rows = 1

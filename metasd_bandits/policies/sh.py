@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from metasd_bandits import checks
 from metasd_bandits.compiled import schedules
 from metasd_bandits.compiled.policy import CompiledPolicy
-from metasd_bandits.compiled.schedules import probabilities, propensity, select, update
 from metasd_bandits.compiled.state import State
 
-__all__ = ["SequentialHalving", "halving", "probabilities", "propensity", "select", "update"]
+__all__ = ["SequentialHalving", "halving"]
 
 
 def halving(n_arms: int, budget: int) -> list[tuple[int, int]]:
@@ -65,6 +64,7 @@ class SequentialHalving(CompiledPolicy):
     """
 
     name = "sh"
+    compiled = schedules.SCHEDULE
     rows = schedules.N_ROWS
     restarts = True
     budget: int | None = None

@@ -31,9 +31,6 @@ def index(s):
     recent_index(s, s.theta[1], s.memory[HELD])
 
 
-select, probabilities, propensity = index_rule(index)
-
-
 @kernel
 def update(s, arm, reward, cost, propensity):
     record(s, arm, reward)
@@ -93,6 +90,7 @@ class SlidingWindowUCB(CompiledPolicy):
     """
 
     name = "sw-ucb"
+    compiled = index_rule(index, update)
     rows = 2
     window: int = 100
     beta: float = 1.0

@@ -39,7 +39,7 @@ from metasd_bandits.compiled.beta_tail import (
     tail_weight,
 )
 from metasd_bandits.compiled.draws import beta, gamma_spreads, normal
-from metasd_bandits.compiled.kernel import kernel
+from metasd_bandits.compiled.kernel import Kernels, kernel
 from metasd_bandits.compiled.policy import CompiledPolicy
 from metasd_bandits.compiled.state import State, book, pick_max, record
 from metasd_bandits.compiled.stream import uniform, word
@@ -195,6 +195,7 @@ class Thompson(CompiledPolicy):
     """
 
     name = "thompson"
+    compiled = Kernels(select, probabilities, update, propensity)
     rows = 9
     model: str = "beta"
     a: float = 1.0

@@ -31,10 +31,6 @@ def index(s):
         s.score[i] = np.inf if n == 0.0 else s.mean[i] + wide / math.sqrt(n)
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @dataclass(frozen=True, eq=False)
 class UCB(CompiledPolicy):
     """MetaSD-UCB (the paper's Algorithm 2).
@@ -64,6 +60,7 @@ class UCB(CompiledPolicy):
     """
 
     name = "ucb"
+    compiled = index_rule(index, learn_mean)
     beta: float = 0.1
 
     def __post_init__(self) -> None:

@@ -50,10 +50,6 @@ def index(s):
         s.score[i] = np.inf if trials(s, i) == 0.0 else s.mean[i] + math.sqrt(wide)
 
 
-_, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @kernel
 def select(s, stream):
     index(s)
@@ -103,6 +99,7 @@ class UCB2(CompiledPolicy):
     """
 
     name = "ucb2"
+    compiled = index_rule(index, learn_mean)._replace(select=select)
     rows = 1
     restarts = True
     alpha: float = 0.5

@@ -38,10 +38,6 @@ def index(s):
             s.score[i] = s.mean[i] + math.sqrt(log_t / n * spread)
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_variance
-
-
 @dataclass(frozen=True, eq=False)
 class UCBTuned(CompiledPolicy):
     """UCB-Tuned.
@@ -58,4 +54,5 @@ class UCBTuned(CompiledPolicy):
     """
 
     name = "ucb-tuned"
+    compiled = index_rule(index, learn_variance)
     rows = 1

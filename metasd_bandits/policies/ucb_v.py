@@ -38,10 +38,6 @@ def index(s):
             s.score[i] = s.mean[i] + noise + 3.0 * s.theta[1] * level / n
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_variance
-
-
 @dataclass(frozen=True, eq=False)
 class UCBV(CompiledPolicy):
     """UCB-V.
@@ -66,6 +62,7 @@ class UCBV(CompiledPolicy):
     """
 
     name = "ucb-v"
+    compiled = index_rule(index, learn_variance)
     rows = 1
     zeta: float = 1.2
     c: float = 1.0

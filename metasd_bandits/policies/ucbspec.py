@@ -39,10 +39,6 @@ def index(s):
             s.score[i] = s.mean[i] + 0.5 * math.sqrt((1.0 + n) / (n * n) * level)
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @dataclass(frozen=True, eq=False)
 class UCBSpec(CompiledPolicy):
     """BanditSpec's UCBSpec.
@@ -64,6 +60,7 @@ class UCBSpec(CompiledPolicy):
     """
 
     name = "ucbspec"
+    compiled = index_rule(index, learn_mean)
     delta: float = 0.5
 
     def __post_init__(self) -> None:

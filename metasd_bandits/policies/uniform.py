@@ -22,10 +22,6 @@ def index(s):
     s.score[:] = 0.0
 
 
-select, probabilities, propensity = index_rule(index)
-update = learn_mean
-
-
 @dataclass(frozen=True, eq=False)
 class Uniform(CompiledPolicy):
     """Uniformly random arms (the paper's "Rand").
@@ -41,3 +37,4 @@ class Uniform(CompiledPolicy):
     """
 
     name = "uniform"
+    compiled = index_rule(index, learn_mean)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from metasd_bandits import checks
-from metasd_bandits.command import plainly
+from metasd_bandits.command import load_files, plainly
 from metasd_bandits.intervals import Estimate
 from metasd_bandits.replay.estimators import ESTIMATORS, estimate
 from metasd_bandits.replay.full import full_replay
@@ -33,6 +33,7 @@ METHODS = ("full", "rejection", *ESTIMATORS)
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
 )
+app.callback()(plainly(load_files))
 
 TracePath = Annotated[Path, typer.Argument(metavar="TRACE", help="A .parquet or .jsonl trace.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]

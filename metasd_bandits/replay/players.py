@@ -54,8 +54,8 @@ def make_player(policy: Policy, n_arms: int, seed: int) -> Player:
         raise ReplayError(f"policy {inner.name!r} cannot be carried; implement forget()")
     warnings.warn(
         f"policy {inner.name!r} is plain Python, so its replay is interpreted and perhaps a "
-        "hundred times slower; derive it from metasd_bandits.compiled.policy.CompiledPolicy, with "
-        "select, update and probabilities under @njit, to compile it",
+        "hundred times slower; derive it from metasd_bandits.compiled.policy.CompiledPolicy and "
+        "declare its kernels, to compile it",
         stacklevel=3,
     )
     return _Interpreted(policy, n_arms, seed)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from metasd_bandits import checks
+from metasd_bandits.plugins import load_plugins
 from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.drafters.catch_up import CacheStrategy, make_cache_strategy
@@ -30,7 +31,7 @@ from metasd_runtime.drafters.suffix import Suffix
 from metasd_runtime.model.load import load_target
 from metasd_runtime.model.target import Target
 
-__all__ = ["DRAFTERS", "make_drafter", "make_pool"]
+__all__ = ["DRAFTERS", "make_drafter", "make_pool", "register_drafter"]
 
 _Maker = Callable[[Target, str], Drafter]
 
@@ -117,6 +118,30 @@ DRAFTERS: dict[str, _Maker] = {
 }
 
 
+def register_drafter(name: str, make: _Maker) -> None:
+    """Make a drafter known by name to `make_drafter` and the command lines.
+
+    Parameters
+    ----------
+    name : str
+        Without ``:``, ``?``, ``>`` and ``,``, which part a drafter's name from its options.
+    make : callable
+        ``make(target, text)`` gives the `Drafter`; `text` is what stands behind the colon.
+
+    Raises
+    ------
+    metasd_bandits.checks.ConfigError
+        If the name cannot be spelled on a command line, or `make` cannot be called.
+    """
+    if not name or set(name) & set(":?>, ") or name == "pool":
+        raise checks.ConfigError(f"drafter {name!r} cannot be named so; use letters and hyphens")
+    if not callable(make) or isinstance(make, Drafter):
+        raise checks.ConfigError(
+            f"drafter {name!r}: {make!r} makes none; give a function make(target, text) -> Drafter"
+        )
+    DRAFTERS[name] = make
+
+
 def make_drafter(
     drafter: str | Drafter, target: Target, made: dict[str, Drafter] | None = None
 ) -> Drafter:
@@ -155,6 +180,8 @@ def _make(name: str, target: Target, made: dict[str, Drafter]) -> Drafter:
             )
         return Fallback(make_drafter(first, target, made), make_drafter(otherwise, target, made))
     kind, _, text = name.partition(":")
+    if kind not in DRAFTERS:
+        load_plugins("metasd.drafters", register_drafter)
     return DRAFTERS[checks.choice("drafter", kind, DRAFTERS)](target, text)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 from numba import njit
 
 from metasd_bandits.compiled.borrow import borrow
+from metasd_bandits.compiled.stand_ins import probabilities, select, update  # bound by specialise
 from metasd_bandits.compiled.state import view
 from metasd_bandits.compiled.stream import uniform
-from metasd_bandits.policies.ucb import probabilities, select, update  # bound by specialise
 
 
 @njit(cache=True)

@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 
 from metasd_bandits.compiled.borrow import borrow
+from metasd_bandits.compiled.stand_ins import probabilities, update  # bound by specialise
 from metasd_bandits.compiled.state import book, view
-from metasd_bandits.policies.ucb import probabilities, update  # bound by specialise
 
 
 @njit(cache=True)
