@@ -24,6 +24,7 @@ from sim.lengths import EndOfText
 from sim.report import Interval, Report, mean_interval
 from sim.schedules import Piecewise
 from sim.simulate import BanditRuns, Runs, sample_rounds
+from sim.studies import block_claims
 
 __all__ = ["CLAIMS", "Check", "Claim", "groups", "verify"]
 
@@ -581,6 +582,17 @@ def wrong_arm(setting: Setting) -> Claim:
     )
 
 
+def of_blocks(setting: Setting, line: str) -> Claim:
+    """A line on blocks of several drafters' tokens, which has its own number of rounds."""
+    found = getattr(block_claims, line)(seed=setting.seed)
+    return Claim(
+        found.statement,
+        "blocks of several drafters",
+        f"{found.interval}, allowed {found.threshold}",
+        found.verdict,
+    )
+
+
 _MOST = "BD's feedback signal is at least BE's for most pairs of drafters"
 
 CLAIMS: dict[str, Callable[[Setting], Claim]] = {
@@ -627,4 +639,7 @@ CLAIMS: dict[str, Callable[[Setting], Claim]] = {
     "objections/uneven-prefixes": uneven_prefixes,
     "objections/random-length": random_length,
     "objections/wrong-arm": wrong_arm,
+    "blocks/allocation": partial(of_blocks, line="allocation"),
+    "blocks/regret": partial(of_blocks, line="regret"),
+    "blocks/chances": partial(of_blocks, line="calibrated"),
 }

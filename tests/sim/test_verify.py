@@ -10,11 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 import sim_mutants
+import test_block_claims
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from metasd_bandits import registry
+from metasd_bandits import blocks, registry
 from metasd_bandits.registry import POLICIES
 from metasd_bandits.theory import acceptance, bounds
 from sim.acceptance import IID, Clustered, Language, Recorded
@@ -22,7 +23,7 @@ from sim.arms import against_ucb, misleading
 from sim.cli import app
 from sim.schedules import Stationary
 from sim.simulate import simulate_bandit
-from sim.studies import verify
+from sim.studies import block_claims, verify
 from sim.studies.verify import CLAIMS, Check, Setting
 
 # So many replications that a line which holds says so; more where noise is larger.
@@ -127,6 +128,19 @@ def second_moment(alpha, draft_length):
     return acceptance.mean_accepted(alpha, draft_length) * draft_length
 
 
+def about_blocks(line: str, mutant):
+    """A line on blocks, judging something else than ours."""
+    return changed(block_claims, line, lambda right: partial(right, mutant))
+
+
+def by_depth(parents, chances, budget):
+    return list(range(budget))
+
+
+def worst_nodes():
+    return test_block_claims.Worst(blocks.Calibrator("ab", strength=0.0, bonus=3.0))
+
+
 ratio_inverted = changed(verify, "signal_ratio", inverted)
 bd_scaled = changed(verify, "signal_ratio", scaled)
 MUTANTS = [
@@ -186,6 +200,9 @@ MUTANTS = [
     ("objections/uneven-prefixes", "contexts alike", changed(verify, "Language", same_contexts)),
     ("objections/random-length", "never learns", policy("ucb", "uniform")),
     ("objections/wrong-arm", "BE for BD", kernel(Recorded, sim_mutants.rewards_exchanged)),
+    ("blocks/allocation", "by depth", about_blocks("allocation", by_depth)),
+    ("blocks/regret", "the worst nodes", about_blocks("regret", worst_nodes)),
+    ("blocks/chances", "orphans observed", about_blocks("calibrated", test_block_claims.Careless)),
 ]
 
 
