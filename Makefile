@@ -8,7 +8,7 @@
 #   make check-transformers   the runtime's tests with the oldest and the newest transformers
 #   make clean                remove what this file made (not the model cache)
 #
-# Settings: PYTHON (3.11 to 3.13), TORCH (what pip installs first; with an index of its own:
+# Settings: PYTHON (3.11 to 3.13), WORKERS (pytest's processes; empty for one), TORCH (what pip installs first; with an index of its own:
 # make demo TORCH="torch --index-url https://...").
 
 TORCH ?= torch==2.13.0
@@ -20,6 +20,8 @@ PY := $(VENV)/bin/python
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # PyTorch's threads fight with whatever else is busy; tests do not need more than one.
 TEST_ENV := OMP_NUM_THREADS=1
+# A process for each core; a file's tests share its models, so they stay together.
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: demo test docs lint docs-test bench-decode bench-batch bench-bandits bench-sim check-transformers clean
 .DELETE_ON_ERROR:
@@ -29,7 +31,7 @@ demo: $(VENV)/.installed
 
 # pytest comes last: its closing line ends the output.
 test: $(VENV)/.test-installed lint docs-test
-	$(TEST_ENV) $(PY) -m pytest
+	$(TEST_ENV) $(PY) -m pytest $(WORKERS)
 
 lint: $(VENV)/.test-installed
 	$(PY) -m ruff check .
