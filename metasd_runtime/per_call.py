@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from metasd_bandits import Policy, Round, checks
 from metasd_bandits.carried import Carried
-from metasd_runtime.auto import AUTO, arms, is_auto, merged_of
+from metasd_runtime.auto import AUTO, arms, competing, is_auto, merged_of
 from metasd_runtime.draft import Drafter
 from metasd_runtime.drafters.none import NoDraft
 from metasd_runtime.learned_router import policy_by_name
@@ -109,7 +109,7 @@ def router_for(
     length = router.draft_length if options.draft_length is None else options.draft_length
     if policy is None and pool is None:
         return router if length == router.draft_length else _longer(router, length)
-    drafters = list(router.drafters[: router.n_competing]) if merged is None else merged.given
+    drafters = competing(router)
     if pool is not None:
         others = router.drafters if merged is None else [*merged.given, NoDraft()]
         drafters = _selected(pool, {drafter.name: drafter for drafter in others})
