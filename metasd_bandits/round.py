@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Round"]
+__all__ = ["Node", "Round"]
+
+
+class Node(NamedTuple):
+    """A token of a block that several drafters filled.
+
+    Attributes
+    ----------
+    token : int
+    parent : int
+        Its parent's place in the block, before it, or -1 right behind the text.
+    owners : tuple of int
+        Who proposed it, by their places in the trace header's ``meta["proposers"]``.
+    chance : float
+        The chance it was given to stand where its parent does, in [0, 1].
+    stood : bool or None
+        Whether it did; None where its parent did not.
+    """
+
+    token: int
+    parent: int
+    owners: tuple[int, ...]
+    chance: float
+    stood: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +80,8 @@ class Round:
     depth : int
         Positions drafted, where the draft was a tree: its longest path. 0 for a chain, whose depth
         is ``drafted``.
+    nodes : tuple of Node, optional
+        Of a block put together from several drafters' tokens: each of them, in the block's order.
     """
 
     query: str
@@ -77,6 +103,7 @@ class Round:
     tokens: tuple[int, ...] | None = None
     steps: tuple[float, ...] | None = None
     depth: int = 0
+    nodes: tuple[Node, ...] | None = None
 
     @property
     def positions(self) -> int:

@@ -48,7 +48,9 @@ def generate(
     target: Annotated[str, typer.Option(help="model name, Hugging Face id or path")] = (
         "smollm2-135m"
     ),
-    policy: Annotated[str, typer.Option(help="bandit policy, as in ucb:beta=0.5")] = "ucb",
+    policy: Annotated[
+        str, typer.Option(help="auto: all drafters in one block; or a bandit, as in ucb:beta=0.5")
+    ] = "auto",
     drafters: Annotated[str, typer.Option(help="comma-separated pool of drafters")] = (
         "prompt-lookup,suffix,early-exit,none"
     ),
@@ -86,6 +88,13 @@ def generate(
         bool, typer.Option("--draft-all", help="no bandit: all draft, the longest is used; slow")
     ] = False,
     compiled: COMPILED = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE.html]",
+            help="show who proposed each token, with which chance; with a file, as a page",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     dtype: DTYPE = None,
     device: DEVICE = None,
@@ -141,6 +150,8 @@ def generate(
         typer.echo(json.dumps(_as_dict(output, text)))
     else:
         _show(output)
+    if explain is not None:
+        _explain(output, tokenizer, explain)
     if interrupted:
         raise typer.Exit(130)
 
@@ -216,14 +227,35 @@ def _show(output: Any) -> None:
     console.print(f"{summary_line(output.statistics)}; finished by {output.finish}")
 
 
+def _explain(output: Any, tokenizer: Any, where: str) -> None:
+    """Who proposed what: in the terminal, or as a page."""
+    from metasd_runtime.explain import as_html, as_text, pieces
+
+    told = pieces(output.trace, output.new_tokens, tokenizer.decode)
+    if where == "-":
+        Console().print(as_text(told))
+    else:
+        Path(where).write_text(as_html(told), encoding="utf-8")
+        typer.echo(f"who proposed what: {where}", err=True)
+
+
 def main() -> None:
     """Entry point: errors a user can mend are one sentence, not a traceback."""
     warnings.showwarning = _warn
     try:
-        app(standalone_mode=True)
+        app(_with_value(sys.argv[1:]), standalone_mode=True)
     except (ConfigError, TraceError, ModelError, PoolError, OSError) as error:
         typer.echo(f"metasd: {error}", err=True)
         sys.exit(2)
+
+
+def _with_value(arguments: list[str]) -> list[str]:
+    """The arguments, with the terminal behind an ``--explain`` that names no page."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return [
+        "--explain=-" if one == "--explain" and not following.endswith((".html", ".htm")) else one
+        for one, following in pairs
+    ]
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

@@ -23,6 +23,7 @@ from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.learned_router import policy_by_name
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.router import Router, Scope
+from metasd_runtime.drafters.auto import APART, AUTO, arms, is_auto, merged_of
 from metasd_runtime.drafters.capped import joint_arms
 from metasd_runtime.drafters.eagle.compiled import compile_steps
 from metasd_runtime.drafters.registry import make_pool
@@ -63,8 +64,13 @@ class MetaSD(FrontDoor):
         Needed for stop strings and for checking that a drafter shares the vocabulary.
     drafters : sequence of str or Drafter
         Names as `metasd_runtime.drafters.registry.make_pool` reads them, or objects of your own.
-    policy : str or Policy, default "ucb"
-        As `metasd_bandits.make_policy` reads it, ``"ucb:beta=0.5"``, or an object of your own.
+    policy : str or Policy, default "auto"
+        ``"auto"`` chooses no drafter: it puts one block together from all of their tokens
+        (`metasd_runtime.drafters.merged`), of at most `draft_length`; where arms must be there one
+        by one (`shadow`, `draft_all`, several lengths), or the target reads no trees, it is
+        ``"ucb"``. ``"auto:router=PATH"`` has a classifier name the drafter that is asked.
+        Else a bandit as `metasd_bandits.make_policy` reads it, ``"ucb:beta=0.5"``, or an object
+        of your own.
     reward : {"throughput", "bd", "be"}
         Throughput, the default, is the right one where drafters cost differently.
     draft_length : int, or sequence of int, default 5
@@ -99,7 +105,7 @@ class MetaSD(FrontDoor):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         drafters: Sequence[str | Drafter] = DEFAULT_DRAFTERS,
-        policy: str | Policy = "ucb",
+        policy: str | Policy = AUTO,
         reward: str = "throughput",
         draft_length: int | Sequence[int] = 5,
         draft_threshold: float = 0.0,
@@ -111,6 +117,7 @@ class MetaSD(FrontDoor):
         self.target = target if isinstance(target, Target) else Target(target.eval(), tokenizer)
         self.tokenizer = tokenizer
         pool = make_pool(drafters, self.target)
+        several = not isinstance(draft_length, int)
         if not isinstance(draft_length, int):
             pool, draft_length = joint_arms(pool, draft_length), max(draft_length, default=0)
         self.draft_threshold = checks.number(
@@ -120,6 +127,11 @@ class MetaSD(FrontDoor):
         if draft_all:
             self.target.refuse_trees()
         chosen = policy_by_name(policy, tokenizer)
+        if isinstance(chosen, str) and is_auto(chosen):
+            apart = shadow or draft_all or several
+            pool, chosen = arms(chosen, pool, self.target, tokenizer, apart)
+            if chosen == APART:
+                policy = APART
         self.router = Router(pool, chosen, reward, draft_length, scope)
         self._policy_name = policy if isinstance(policy, str) else repr(policy)
         self._plain_step = 0.0
@@ -344,7 +356,7 @@ streamer, tokenizer
     ) -> tuple[Output, GenerationConfig]:
         """Settle and decode the rows of a call, one after another."""
         try:
-            router = router_for(self.router, options, self.tokenizer)
+            router = router_for(self.router, options, self.target, self.tokenizer)
             seed = options.settled_seed()
             settled = settle_rows(prompts, settle_row, seed)
             config = settled[0].config
@@ -400,4 +412,6 @@ streamer, tokenizer
     def _header(self, router: Router, policy: str | Policy | None, **more: Any) -> TraceHeader:
         name = self._policy_name if policy is None else str(policy)
         meta = {"target": self.target.model.name_or_path, "scope": router.scope, **more}
+        if merged := merged_of(router):
+            meta["proposers"] = list(merged.proposers)
         return TraceHeader(router.arms, router.draft_length, name, router.reward_name, meta)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from metasd_bandits import checks
-from metasd_bandits.round import Round
+from metasd_bandits.round import Node, Round
 
 __all__ = [
     "FORMAT",
@@ -209,8 +209,9 @@ def header_from_json(text: str, where: str) -> TraceHeader:
 
 def require_same(theirs: TraceHeader, mine: TraceHeader, where: str) -> None:
     """Raise `TraceError` unless two headers describe rounds that may stand in one file."""
-    for name in ("arms", "draft_length", "reward"):
-        a, b = getattr(theirs, name), getattr(mine, name)
+    pairs = [(n, getattr(theirs, n), getattr(mine, n)) for n in ("arms", "draft_length", "reward")]
+    pairs.append(("proposers", theirs.meta.get("proposers"), mine.meta.get("proposers")))
+    for name, a, b in pairs:
         if a != b:
             raise TraceError(
                 f"{where} holds a trace with {name}={a!r}, not {b!r}; keep them in two files"
@@ -234,6 +235,8 @@ def _parse_round(where: str, values: Any, header: TraceHeader) -> Round:
     for name, kind in _PER_ARM.items():
         if values.get(name) is not None:
             values[name] = _per_arm(where, name, values[name], kind, len(header.arms))
+    if values.get("nodes") is not None:
+        values["nodes"] = _nodes(where, values["nodes"])
     _check_types(where, values)
     if not 0 <= values["arm"] < len(header.arms):
         raise TraceError(
@@ -257,6 +260,25 @@ def _per_arm(where: str, name: str, items: Any, kind: type, n_arms: int) -> tupl
     if not all(isinstance(x, (kind, int)) and not isinstance(x, bool) for x in read):
         raise TraceError(f"{where}: {name}={items!r} must hold numbers only")
     return tuple(kind(x) for x in read)
+
+
+def _nodes(where: str, items: Any) -> tuple[Node, ...]:
+    """The nodes of a block, each a list of its fields."""
+    nodes = []
+    for i, item in enumerate(items if isinstance(items, list) else [items]):
+        try:
+            token, parent, owners, chance, stood = item
+            node = Node(token, parent, tuple(owners), float(chance), stood)
+            good = -1 <= parent < i and 0.0 <= node.chance <= 1.0 and stood in (True, False, None)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise TraceError(
+                f"{where}: nodes[{i}]={item!r} must be [token, parent before it or -1, owners, "
+                "chance in [0, 1], true, false or null]"
+            )
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _check_types(where: str, values: dict[str, Any]) -> None:

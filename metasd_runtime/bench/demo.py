@@ -1,4 +1,4 @@
-"""The main job, shown: five prompts decoded plainly and with MetaSD-UCB, side by side."""
+"""The main job, shown: five prompts decoded plainly and with MetaSD, side by side."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import TextStreamer
 
 from metasd_bandits import Round
 from metasd_runtime.bench.agreement import Agreement, compare
+from metasd_runtime.drafters.auto import merged_of
 from metasd_runtime.metasd import MetaSD, Output
 from metasd_runtime.plot import plot_rounds
 from metasd_runtime.prompts import Prompt, chat_tokens, own_prompts
@@ -18,9 +19,9 @@ from metasd_runtime.report import arm_table
 
 __all__ = ["run"]
 
-# The pool that comes with the default target, five specialists and one drafter for all tasks, each
-# behind prompt lookup.
-_DRAFTERS = ("pool:smollm2-135m?first=prompt-lookup:3:2", "none")
+# The pool that comes with the default target, five specialists and one drafter for all tasks, and
+# prompt lookup: one block is put together from all of them.
+_DRAFTERS = ("pool:smollm2-135m", "prompt-lookup")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def run(
     model = meta.target.model
     console.print(
         f"target {model.name_or_path} ({model.dtype}, {model.device}), "
-        f"drafters {', '.join(meta.router.arms)}, policy {meta.router.policy}, "
+        f"drafters {', '.join(_names(meta))}, "
         f"reward {meta.router.reward_name}, N = {meta.router.draft_length}"
     )
     for metasd in (plain, meta):  # the first calls of a process warm caches and thread pools
@@ -66,6 +67,11 @@ def run(
     rounds: list[Round] = [round_ for pair in pairs for round_ in pair.meta.trace]
     picture = plot_rounds(pairs[0].meta.trace.header, rounds, out / "rounds.png")
     console.print(f"trace: {trace}\npicture: {picture}")
+
+
+def _names(metasd: MetaSD) -> tuple[str, ...]:
+    merged = merged_of(metasd.router)
+    return metasd.router.arms if merged is None else merged.proposers
 
 
 def _ids(metasd: MetaSD, text: str) -> list[int]:
@@ -81,7 +87,7 @@ def _decode_pair(
     console.print(prompt.text, style="italic", markup=False, highlight=False)
     ids = _ids(meta, prompt.text)
     outputs = []
-    for name, metasd, path in (("plain decoding", plain, None), ("MetaSD-UCB", meta, trace)):
+    for name, metasd, path in (("plain decoding", plain, None), ("MetaSD", meta, trace)):
         console.print(f"\n[bold]{name}[/bold]")
         output = metasd.generate(
             ids,
@@ -101,14 +107,14 @@ def _decode_pair(
     console.print(arm_table(second.statistics))
     console.print(
         f"plain {first.statistics.tokens_per_second:.1f} tokens/s, "
-        f"MetaSD-UCB {second.statistics.tokens_per_second:.1f} tokens/s, "
+        f"MetaSD {second.statistics.tokens_per_second:.1f} tokens/s, "
         f"ratio {pair.ratio:.2f}; texts agree: {agreement}"
     )
     return pair
 
 
 def _summary(pairs: list[_Pair]) -> Table:
-    table = Table(title="tokens/s of plain decoding and of MetaSD-UCB", title_justify="left")
+    table = Table(title="tokens/s of plain decoding and of MetaSD", title_justify="left")
     table.add_column("task", no_wrap=True)
     for column in ("tok/round", "BE", "BD", "plain", "MetaSD", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -20,6 +20,7 @@ from metasd_runtime.bench.suite import PEERS, PLAIN, Method, Suite
 from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.learned_router import LearnedRouter
 from metasd_runtime.decoding.router import Router
+from metasd_runtime.drafters.auto import merged_of
 from metasd_runtime.drafters.eagle.compiled import compile_steps
 from metasd_runtime.drafters.pool import MANIFEST
 from metasd_runtime.drafters.registry import make_drafter, make_pool
@@ -182,10 +183,14 @@ class Ours(Contender):
         if self.kind == "plain":
             return None
         meta = {"method": self.method, **self.setting._asdict(), "scope": router.scope}
+        if merged := merged_of(router):
+            meta["proposers"] = list(merged.proposers)
         return TraceHeader(router.arms, router.draft_length, self._policy, router.reward_name, meta)
 
     def state(self) -> dict[str, Any] | None:
         router = self.metasd.router
+        if merged := merged_of(router):
+            return merged.learned.state_dict()
         return router.policy.state_dict() if router.carries else None
 
     def resume(self, answered: Sequence[tuple[list[int], list[int]]], state: Any) -> None:
@@ -194,7 +199,9 @@ class Ours(Contender):
             for drafter in router.bases:
                 drafter.start(prompt)
                 drafter.commit([*prompt, *output])
-        if state is not None:
+        if state is not None and (merged := merged_of(router)):
+            merged.learned.load_state_dict(state)
+        elif state is not None:
             router.policy.load_state_dict(state)
 
 

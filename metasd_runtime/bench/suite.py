@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from metasd_bandits import checks, make_policy, make_reward
 from metasd_runtime.bench.peer_process import ENGINES as PEERS
 from metasd_runtime.decoding.learned_router import LearnedRouter
+from metasd_runtime.drafters.auto import is_auto
 from metasd_runtime.drafters.registry import DRAFTERS
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.model.load import DTYPES
@@ -90,7 +91,7 @@ class Method:
     drafters : tuple of str
         The pool, as `metasd_runtime.drafters.registry.make_pool` reads it; the suite's where it is empty.
     policy : str
-        As `metasd_bandits.make_policy` reads it, or ``learned-router:PATH``.
+        As `metasd_bandits.make_policy` reads it, ``learned-router:PATH``, or ``auto``.
     each : bool
         Not one method but one for each drafter of the pool, alone, under the drafter's name.
     only : str
@@ -126,7 +127,7 @@ class Method:
         known = _metasd_options() if self.engine == "metasd" else _generate_options()
         for option in self.options:
             checks.choice(f"setting of method {self.name!r}", option, known)
-        if not self.policy.startswith(LearnedRouter.name):
+        if not (self.policy.startswith(LearnedRouter.name) or is_auto(self.policy)):
             make_policy(self.policy)
         make_reward(self.options.get("reward", "throughput"))
         checks.choice("scope", self.options.get("scope", "query"), ("query", "carried"))
@@ -164,6 +165,9 @@ class Suite:
         ours, and the EAGLE heads' steps; the library's methods and other packages stay as they are.
     shuffle : bool
         One shuffled stream of all tasks, instead of tasks in turn.
+    halves : bool
+        Tell speeds also of the first and the second half of each task's prompts: one that was
+        looked at while something was tuned, and one that was not.
     tasks, methods : tuples
     """
 
@@ -184,6 +188,7 @@ class Suite:
     warm_up: int = 8
     compiled: bool = False
     shuffle: bool = False
+    halves: bool = False
 
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, [*DTYPES, "auto"])

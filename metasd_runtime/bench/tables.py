@@ -51,6 +51,7 @@ def tables(results: Results) -> list[Table]:
     for view in results.views():
         made += [
             _speed_ups(view),
+            _halves(view) if results.suite.get("halves") else None,
             _against_hindsight(view),
             _against_generate(view),
             _tokens_per_round(view),
@@ -105,6 +106,26 @@ def _speed_ups(view: View) -> Table:
         rows,
         f"Tokens per second as ratios to plain decoding in our own loop; {n} prompts in all; "
         "95 % bootstrap intervals over prompts where a cell has ten or more.",
+    )
+
+
+def _halves(view: View) -> Table:
+    """Speeds over the first and over the second half of each task's prompts, tasks' mean."""
+    numbers = {line["prompt"]: int(line["prompt"].rpartition("/")[2]) for line in view.lines}
+    middle = (max(numbers.values()) + 1) / 2
+
+    def cell(method: str, second: bool) -> str:
+        mine, plain = (
+            [x for x in view.of(name) if (numbers[x["prompt"]] >= middle) == second]
+            for name in (method, "plain")
+        )
+        return str(speed_ratio(mine, plain))
+
+    rows = [[m, cell(m, False), cell(m, True)] for m in view.methods() if m != "plain"]
+    return Table(
+        _title("Speed-up over plain decoding, by halves of the prompts", view),
+        ["method", "first half", "second half"],
+        rows,
     )
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "check_draft",
     "draft_block",
     "drawn_block",
+    "features_of",
 ]
 
 
@@ -55,6 +56,11 @@ class Draft:
         Of a tree: for each token (a *node*) the place of its parent, which comes before it, or
         -1 right behind the text. Siblings are tried in their order. A chain, ``[-1, 0, 1, ...]``,
         is kept as None.
+    owners : sequence of tuple of int, optional
+        Of a block put together from several drafters: who proposed each token, by their places
+        among the `parts` of the drafter that put it together.
+    chances : sequence of float, optional
+        With `owners`: the chance that each token was given to stand where its parent does.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -62,6 +68,8 @@ class Draft:
     owed: int = 0
     switch_seconds: float = 0.0
     parents: list[int] | None = None
+    owners: Sequence[tuple[int, ...]] | None = None
+    chances: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.parents is not None and self.parents == list(range(-1, len(self.tokens) - 1)):
@@ -109,11 +117,14 @@ class Drafter(ABC):
     ----------
     name : str
         Names the arm in traces and tables; unique within a pool.
+    domains : tuple of str
+        The kinds of text it was trained for, if it was.
     needs_features : tuple of int
         Hidden states of the target to be given in `commit`, by the layers behind them, ascending.
     """
 
     name: str = "custom"
+    domains: tuple[str, ...] = ()
     needs_features: tuple[int, ...] = ()
 
     def asked(self, n: int) -> list[tuple[Drafter, int]]:
@@ -138,9 +149,18 @@ class Drafter(ABC):
         shared = {id(v): v for v in vars(self).values() if isinstance(v, weights)}
         return copy.deepcopy(self, shared)
 
+    @property
+    def parts(self) -> list[Drafter]:
+        """Whose tokens its drafts are made of: its own, unless it puts others' together."""
+        return [self]
+
     def most_tokens(self, n: int) -> int:
         """Most tokens of a draft n deep: n of a chain, more of a tree."""
         return n
+
+    def blocks(self, n: int) -> set[int]:
+        """Sizes of the blocks that are to be verified at most: those worth a graph each."""
+        return {1 + self.most_tokens(n)}
 
     def start(self, tokens: Sequence[int]) -> None:
         """A new query begins with this prompt."""
@@ -175,6 +195,15 @@ class Drafter(ABC):
             read it yet).
         """
         return
+
+
+def features_of(drafter: Drafter, features: Tensor | None, given: Sequence[int]) -> Tensor | None:
+    """Of hidden states that stand side by side, `given` by their layers, those of one drafter."""
+    if features is None or drafter.needs_features == tuple(given):
+        return features
+    blocks = features.chunk(len(given), -1)
+    chosen = [blocks[given.index(layer)] for layer in drafter.needs_features]
+    return torch.cat(chosen, -1) if chosen else None
 
 
 def draft_block(

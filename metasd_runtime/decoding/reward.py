@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metasd_bandits import Decision, Round
+from metasd_bandits.round import Node
 from metasd_runtime.decoding.drafter import Draft
 from metasd_runtime.decoding.router import Router
 from metasd_runtime.decoding.verify import Verdict, acceptance, residual
@@ -112,5 +113,22 @@ def score(
         owed=draft.owed,
         step=(timing.draft + timing.verify) / timing.plain_step,
         depth=0 if draft.parents is None else depth,
+        nodes=_nodes(draft, verdict.path[:accepted], cut=emitted <= accepted),
     )
     return dataclasses.replace(round_, reward=router.reward(round_, router.draft_length))
+
+
+def _nodes(draft: Draft, path: Sequence[int], cut: bool) -> tuple[Node, ...] | None:
+    """The block's nodes with what became of them, where several drafters filled it.
+
+    Of a text that a stop `cut` behind the path nobody knows how it would have gone on.
+    """
+    if draft.owners is None or draft.chances is None:
+        return None
+    stands = {-1, *path}
+    known = stands - ({path[-1]} if cut and path else set())
+    rows = zip(draft.tokens, draft.lineage, draft.owners, draft.chances, strict=True)
+    return tuple(
+        Node(token, parent, owners, chance, node in stands if parent in known else None)
+        for node, (token, parent, owners, chance) in enumerate(rows)
+    )

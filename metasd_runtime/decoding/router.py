@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
 from metasd_bandits.carried import Carried
-from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.drafter import Drafter, features_of
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.decoding.prompt_policy import PromptPolicy
 
-__all__ = ["Router", "Scope", "twin"]
+__all__ = ["Router", "Scope", "check_names", "twin"]
 
 Scope = Literal["query", "carried"]
 
@@ -71,12 +70,7 @@ class Router:
             self.policy = Carried(self.policy)
         self.reward_name = reward
         self.reward = make_reward(reward)
-        names = [drafter.name for drafter in drafters]
-        for name in names:
-            if names.count(name) > 1:
-                raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
-        if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
-            raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
+        check_names(drafters)
         competing = [d for d in drafters if d.name != "none" or reward == "throughput"]
         self.drafters: list[Drafter] = list(competing)
         self.n_competing = len(competing)
@@ -106,7 +100,7 @@ class Router:
             try:
                 base.start(tokens)
                 if base.needs_features:
-                    base.commit(tokens, self._share(base, features))
+                    base.commit(tokens, features_of(base, features, self.needs_features))
             except Exception as error:
                 self._disable_all(arms, error)
 
@@ -119,7 +113,7 @@ class Router:
     def blocks(self) -> set[int]:
         """Sizes of the largest blocks to verify, of each drafter that an arm asks."""
         asked = [pair for arm in self.drafters for pair in arm.asked(self.draft_length)]
-        return {1 + base.most_tokens(n) for base, n in asked}
+        return set().union(*(base.blocks(n) for base, n in asked))
 
     @property
     def carries(self) -> bool:
@@ -248,7 +242,7 @@ class Router:
             if self.disabled.keys() >= set(arms):
                 continue
             try:
-                base.commit(tokens, self._share(base, features))
+                base.commit(tokens, features_of(base, features, self.needs_features))
             except Exception as error:
                 self._disable_all(arms, error)
 
@@ -257,18 +251,20 @@ class Router:
             if arm not in self.disabled:
                 self.disable(arm, error)
 
-    def _share(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
-        """Of all the features that were asked for, those of one drafter."""
-        if features is None or drafter.needs_features == self.needs_features:
-            return features
-        blocks = features.chunk(len(self.needs_features), -1)
-        chosen = [blocks[self.needs_features.index(layer)] for layer in drafter.needs_features]
-        return torch.cat(chosen, -1) if chosen else None
-
     def _available(self) -> NDArray[np.bool_] | None:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def check_names(drafters: Sequence[Drafter]) -> None:
+    """Refuse drafters that have one name, or that of "no draft" (`ConfigError`)."""
+    names = [drafter.name for drafter in drafters]
+    for name in names:
+        if names.count(name) > 1:
+            raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
+    if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
+        raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
 
 
 def twin(policy: Policy) -> Policy:

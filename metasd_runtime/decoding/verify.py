@@ -6,6 +6,10 @@ follows the drafts that equal the target's first maximum. Speculative sampling (
 goes on with the normalised positive part of p - q: it tries the next sibling against that, if the
 draft is a tree (recursive rejection: SpecInfer, Miao et al. 2023), and draws the token from it
 where no sibling is left. What is emitted follows p exactly (docs/method.md).
+
+Drafts that nothing was drawn for need no coin: the token is drawn from p, as plain decoding draws
+it, and the drafts that equal it are followed (`drawn_first`). The law is the same, and so is the
+text: under one seed it is plain decoding's.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from metasd_runtime.decoding.drafter import Draft
 from metasd_runtime.decoding.randomness import Purpose
 from metasd_runtime.decoding.sampling import Sampling, draw, first_maxima
 
-__all__ = ["Verdict", "acceptance", "greedy", "residual", "speculative", "verify"]
+__all__ = ["Verdict", "acceptance", "drawn_first", "greedy", "residual", "speculative", "verify"]
 
 
 class Verdict(NamedTuple):
@@ -61,26 +65,54 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
     """
     if not sampling.do_sample:
         return greedy(draft, scores)
-    if draft.probs is not None:  # a drafter may live on another device
-        draft = Draft(draft.tokens, draft.probs.to(scores.device), parents=draft.parents)
+
+    def quantile(depth: int) -> float:
+        return sampling.uniform(position + depth, Purpose.SAMPLE)
+
+    if draft.probs is None:
+        return drawn_first(draft, scores, quantile)
+    # A drafter may live on another device.
+    draft = Draft(draft.tokens, draft.probs.to(scores.device), parents=draft.parents)
     return speculative(
         draft,
         scores,
         lambda depth, sibling: sampling.uniform(position + depth, Purpose.ACCEPT, sibling),
-        lambda depth: sampling.uniform(position + depth, Purpose.SAMPLE),
+        quantile,
     )
 
 
 def greedy(draft: Draft, scores: Tensor) -> Verdict:
     """Follow the drafts that are the target's first maximum."""
     best = first_maxima(scores)
-    here = [-1]
+    return _followed(draft, lambda row, depth: best[row])
+
+
+def drawn_first(draft: Draft, scores: Tensor, quantile: Callable[[int], float]) -> Verdict:
+    """Draw each token from the target, and follow the drafts that equal it.
+
+    For drafts that were chosen without drawing. A one-hot q accepts a token with probability p of
+    it, which is how often a draw from p is that token; so this is speculative sampling, with the
+    draw itself for a coin.
+
+    Parameters
+    ----------
+    draft, scores
+        As for `speculative`; ``probs`` is not looked at.
+    quantile : callable
+        ``depth``, from 0, to the number in [0, 1) that draws the token there.
+    """
+    return _followed(draft, lambda row, depth: draw(scores[row].softmax(-1), quantile(depth)))
+
+
+def _followed(draft: Draft, choose: Callable[[int, int], int]) -> Verdict:
+    """The path of drafts that equal what is chosen at their places, by row of scores and depth."""
+    here, path = [-1], list[int]()
     while True:
-        token = best[here[0] + 1]
-        agreeing = [node for node in draft.children(here) if draft.tokens[node] == token]
-        if not agreeing:
-            return Verdict(draft.path(here[0]), token)
-        here = agreeing
+        token = choose(here[0] + 1, len(path))
+        here = [node for node in draft.children(here) if draft.tokens[node] == token]
+        if not here:
+            return Verdict(path, token)
+        path.append(here[0])
 
 
 def speculative(

@@ -15,6 +15,7 @@ from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.drafters.catch_up import Reading
 from metasd_runtime.drafters.early_exit import EarlyExit
 from metasd_runtime.drafters.language_model import LanguageModel, fit, refuse_beyond
+from metasd_runtime.drafters.merged import Merged
 from metasd_runtime.model.ragged import RaggedModel, refuse_ragged
 
 __all__ = ["Ask", "RowDrafter", "RowsDrafter", "draft_rows", "rows_of"]
@@ -264,12 +265,40 @@ class _Block:
         return Draft(self.text[len(self.ask.tokens) :], torch.stack(self.rows))
 
 
+class MergedRows(RowsDrafter):
+    """Blocks put together row by row, of drafters over the same rows; all rows learn together."""
+
+    def __init__(self, drafter: Merged, target: RaggedModel) -> None:
+        self.name = drafter.name
+        self.needs_features = drafter.needs_features
+        self._parts = [rows_of(part, target) for part in drafter.parts]
+        self._rows = [
+            drafter.over([RowDrafter(part, slot) for part in self._parts])
+            for slot in range(target.storage.n_slots)
+        ]
+
+    def start(self, slot: int, tokens: Sequence[int]) -> None:
+        self._rows[slot].start(tokens)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | Exception]:
+        return [self._rows[slot].propose(tokens, n, how) for slot, tokens, n, how in asks]
+
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
+        self._rows[slot].commit(tokens, features)
+
+    def finish(self, slot: int) -> None:
+        for part in self._parts:
+            part.finish(slot)
+
+
 def rows_of(drafter: Drafter, target: RaggedModel) -> RowsDrafter:
     """A drafter of the pool, for as many rows as the target has slots.
 
     Those that can read rows of different lengths in one forward draft for all their rows
     together; any other is cloned for each row.
     """
+    if isinstance(drafter, Merged):
+        return MergedRows(drafter, target)
     if isinstance(drafter, EarlyExit):
         return EarlyExitRows(drafter, target)
     if isinstance(drafter, LanguageModel):

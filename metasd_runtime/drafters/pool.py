@@ -329,6 +329,7 @@ class _Loading:
                 drafter: Drafter = Rescored(heads, self._ngram(entry["texts"]), entry["name"])
             else:
                 drafter = self._trained(entry)
+            drafter.domains = tuple(entry.get("domains", ()))
             made[entry["name"]] = drafter
         return list(made.values())
 

@@ -123,7 +123,7 @@ def generate_many(
     for name, wanted in zip(("shadow", "draft_all"), modes, strict=True):
         if wanted:
             raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
-    router = router_for(metasd.router, options, metasd.tokenizer)
+    router = router_for(metasd.router, options, metasd.target, metasd.tokenizer)
     options = replace(options, seed=options.settled_seed())
     batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
     total = len(prompts) if isinstance(prompts, Sized) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from metasd_bandits import Policy, Round, checks
 from metasd_bandits.carried import Carried
+from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.learned_router import policy_by_name
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.decoding.router import Router
+from metasd_runtime.drafters.auto import AUTO, arms, competing, is_auto, merged_of
+from metasd_runtime.model.target import Target
 
 __all__ = ["CallOptions", "router_for"]
 
@@ -80,7 +83,10 @@ class CallOptions:
 
 
 def router_for(
-    router: Router, options: CallOptions, tokenizer: PreTrainedTokenizerBase | None = None
+    router: Router,
+    options: CallOptions,
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Router:
     """The session's router, or one of the call's own where the call differs.
 
@@ -93,23 +99,33 @@ def router_for(
         For a drafter that is not in the session's pool, or an empty selection.
     """
     policy, pool = options.policy, options.pool
+    merged, apart = merged_of(router), bool(options.shadow or options.draft_all)
     if policy is not None:
         policy = policy_by_name(policy, tokenizer)
+    elif merged and (pool is not None or apart):
+        policy = AUTO
     if not options.speculate:
         return Router([NoDraft()], "fixed", "throughput", router.draft_length)
     length = router.draft_length if options.draft_length is None else options.draft_length
     if policy is None and pool is None:
         return router if length == router.draft_length else _longer(router, length)
-    drafters = list(router.drafters[: router.n_competing])
+    drafters = competing(router)
     if pool is not None:
-        names = list(pool)
-        if isinstance(pool, str) or not names:
-            raise checks.ConfigError(
-                f"pool={pool!r} selects nothing; give a list of names, of {', '.join(router.arms)}"
-            )
-        by_name = dict(zip(router.arms, router.drafters, strict=True))
-        drafters = [by_name[checks.choice("drafter in pool", n, router.arms)] for n in names]
+        others = router.drafters if merged is None else [*merged.given, NoDraft()]
+        drafters = _selected(pool, {drafter.name: drafter for drafter in others})
+    if isinstance(policy, str) and is_auto(policy):
+        drafters, policy = arms(policy, drafters, target, tokenizer, apart)
     return Router(drafters, policy or _fresh(router), router.reward_name, length)
+
+
+def _selected(pool: Sequence[str], by_name: Mapping[str, Drafter]) -> list[Drafter]:
+    """The drafters that a call names."""
+    names = list(pool)
+    if isinstance(pool, str) or not names:
+        raise checks.ConfigError(
+            f"pool={pool!r} selects nothing; give a list of names, of {', '.join(by_name)}"
+        )
+    return [by_name[checks.choice("drafter in pool", name, by_name)] for name in names]
 
 
 def _fresh(router: Router) -> Policy:

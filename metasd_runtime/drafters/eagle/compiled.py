@@ -88,7 +88,8 @@ def compile_steps(
         Told what takes time.
     """
     made: dict[str, CompiledStep | None] = {}
-    for eagle in chain.from_iterable(drafter.bases for drafter in drafters):
+    bases = chain.from_iterable(drafter.bases for drafter in drafters)
+    for eagle in chain.from_iterable(base.parts for base in bases):
         if not isinstance(eagle, Eagle) or eagle._device.type != "cpu":
             continue
         name = graph_name(*_about(eagle), _entries(eagle))
