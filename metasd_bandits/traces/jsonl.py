@@ -315,8 +315,9 @@ def _is_strict(meta: dict[str, Any]) -> bool:
 
 def require_same(theirs: TraceHeader, mine: TraceHeader, where: str) -> None:
     """Raise `TraceError` unless two headers describe rounds that may stand in one file."""
-    for name in ("arms", "draft_length", "reward"):
-        a, b = getattr(theirs, name), getattr(mine, name)
+    pairs = [(n, getattr(theirs, n), getattr(mine, n)) for n in ("arms", "draft_length", "reward")]
+    pairs.append(("proposers", theirs.meta.get("proposers"), mine.meta.get("proposers")))
+    for name, a, b in pairs:
         if a != b:
             raise TraceError(
                 f"{where} holds a trace with {name}={a!r}, not {b!r}; keep them in two files"

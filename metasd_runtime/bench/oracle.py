@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metasd_bandits import checks
+from metasd_runtime.drafters.auto import competing
 from metasd_runtime.generation.output import Output
 from metasd_runtime.generation.statistics import Statistics
 
@@ -55,7 +56,7 @@ def best_fixed(
     """
     checks.choice("by", by, ("rounds", "seconds"))
     prompts = list(prompts)
-    arms = metasd.router.arms[: metasd.router.n_competing]
+    arms = tuple(drafter.name for drafter in competing(metasd.router))
     if not prompts or not arms:
         raise checks.ConfigError("best_fixed needs at least one prompt and one competing drafter")
     arguments = {**arguments, "policy": "fixed", "return_dict_in_generate": True}

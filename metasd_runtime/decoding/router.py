@@ -22,7 +22,7 @@ from metasd_runtime.decoding.in_use import Part
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.decoding.prompt_policy import PromptPolicy
 
-__all__ = ["Router", "Scope", "twin"]
+__all__ = ["Router", "Scope", "check_names", "twin"]
 
 Scope = Literal["query", "carried"]
 
@@ -71,12 +71,7 @@ class Router:
             self.policy = Carried(self.policy)
         self.reward_name = reward
         self.reward = make_reward(reward)
-        names = [drafter.name for drafter in drafters]
-        for name in names:
-            if names.count(name) > 1:
-                raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
-        if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
-            raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
+        check_names(drafters)
         competing = [d for d in drafters if d.name != "none" or reward == "throughput"]
         self.drafters: list[Drafter] = list(competing)
         self.n_competing = len(competing)
@@ -275,6 +270,16 @@ class Router:
         if not self.disabled:
             return None
         return np.array([arm not in self.disabled for arm in range(self.n_competing)])
+
+
+def check_names(drafters: Sequence[Drafter]) -> None:
+    """Refuse drafters that have one name, or that of "no draft" (`ConfigError`)."""
+    names = [drafter.name for drafter in drafters]
+    for name in names:
+        if names.count(name) > 1:
+            raise checks.ConfigError(f"two drafters are called {name!r}; names must differ")
+    if any(d.name == "none" and not isinstance(d, NoDraft) for d in drafters):
+        raise checks.ConfigError("a drafter cannot be called 'none', which drafts nothing")
 
 
 def twin(policy: Policy) -> Policy:

@@ -10,11 +10,11 @@ from metasd_bandits import Policy, checks
 from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.learned_router import load_classifier
 from metasd_runtime.decoding.no_draft import NoDraft
-from metasd_runtime.decoding.router import Router
+from metasd_runtime.decoding.router import Router, check_names
 from metasd_runtime.drafters.merged import Merged, Reader
 from metasd_runtime.model.target import Target
 
-__all__ = ["APART", "AUTO", "arms", "is_auto", "merged_of"]
+__all__ = ["APART", "AUTO", "arms", "competing", "is_auto", "merged_of"]
 
 AUTO, APART = "auto", "ucb"
 """The policy, and the one that stands in for it where one block cannot be put together."""
@@ -48,8 +48,9 @@ def arms(
     Raises
     ------
     ConfigError
-        For another option, or a classifier without a tokenizer.
+        For another option, a classifier without a tokenizer, or drafters of one name.
     """
+    check_names(drafters)
     reader = _reader(policy, tokenizer)
     if apart or not _reads_trees(target):
         return list(drafters), APART
@@ -62,6 +63,12 @@ def merged_of(router: Router) -> Merged | None:
     """The one arm of a router that puts blocks together."""
     arm = router.drafters[0]
     return arm if isinstance(arm, Merged) else None
+
+
+def competing(router: Router) -> list[Drafter]:
+    """The drafters of a session, whether they compete as arms or fill one block."""
+    merged = merged_of(router)
+    return list(router.drafters[: router.n_competing]) if merged is None else list(merged.given)
 
 
 def _reader(policy: str, tokenizer: PreTrainedTokenizerBase | None) -> Reader | None:

@@ -300,7 +300,7 @@ class Merged(Drafter):
             return act(drafter)
         except Exception as error:
             warnings.warn(
-                f"drafter {drafter.name!r} takes no further part in this query "
+                f"drafter {drafter.name!r} is disabled for this query "
                 f"({type(error).__name__}: {error}); decoding goes on without it, its output "
                 "unchanged",
                 RuntimeWarning,

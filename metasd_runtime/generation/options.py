@@ -18,7 +18,7 @@ from metasd_runtime.decoding.drafter import Drafter
 from metasd_runtime.decoding.learned_router import policy_by_name
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.decoding.router import Router
-from metasd_runtime.drafters.auto import AUTO, arms, is_auto, merged_of
+from metasd_runtime.drafters.auto import AUTO, arms, competing, is_auto, merged_of
 from metasd_runtime.model.target import Target
 
 __all__ = ["CallOptions", "router_for"]
@@ -109,7 +109,7 @@ def router_for(
     length = router.draft_length if options.draft_length is None else options.draft_length
     if policy is None and pool is None:
         return router if length == router.draft_length else _longer(router, length)
-    drafters = list(router.drafters[: router.n_competing]) if merged is None else merged.given
+    drafters = competing(router)
     if pool is not None:
         others = router.drafters if merged is None else [*merged.given, NoDraft()]
         drafters = _selected(pool, {drafter.name: drafter for drafter in others})

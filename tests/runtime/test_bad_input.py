@@ -161,7 +161,7 @@ def test_a_trace_of_other_arms_is_left_as_it_was(model, metasd, tmp_path):
     metasd.generate([PROMPT], max_new_tokens=3, trace=path)
     before = path.read_bytes()
     other = MetaSD(model, drafters=["suffix"], reward="bd")
-    with pytest.raises(ValueError, match="arms"):
+    with pytest.raises(ValueError, match="proposers"):
         other.generate([PROMPT], max_new_tokens=3, trace=path)
     assert path.read_bytes() == before
     metasd.generate([PROMPT], max_new_tokens=3, trace=path)  # the same arms go on

@@ -293,6 +293,7 @@ def test_unplayed_arms_in_flight_are_not_drawn_again_and_again(target):
     metasd = MetaSD(
         target,
         drafters=["prompt-lookup", "early-exit:1", "early-exit:2"],
+        policy="ucb",
         reward="bd",
         scope="carried",
     )
@@ -412,7 +413,8 @@ def test_a_round_cut_short_is_in_no_rows_text(target, mode):
 
 
 def test_a_calls_own_wishes_hold_for_all_its_rows(target):
-    metasd = MetaSD(target, drafters=["prompt-lookup", "suffix", "early-exit:2"], reward="bd")
+    pool = ["prompt-lookup", "suffix", "early-exit:2"]
+    metasd = MetaSD(target, drafters=pool, policy="ucb", reward="bd")
     prompts = prompts_of(3)
 
     def rounds(**wishes):

@@ -68,17 +68,20 @@ def test_streams_the_text_then_the_statistics(run, model_folder):
     _, as_json, _ = generate(run, model_folder, "--json")
     text = json.loads(as_json)["text"]
     assert out.startswith(text)
-    assert "early-exit:2" in out
+    assert "merged" in out
+    assert "early-exit:2" in generate(run, model_folder, "--policy", "ucb")[1]
     assert "24 tokens in" in out
 
 
 def test_the_trace_file_holds_every_round(run, model_folder, tmp_path):
     path = tmp_path / "t.jsonl"
-    _, out, _ = generate(run, model_folder, "--json", "--trace", path)
+    _, out, _ = generate(run, model_folder, "--json", "--policy", "ucb", "--trace", path)
     result, trace = json.loads(out), read_trace(path)
     assert [r.emitted for r in trace] == [r["emitted"] for r in result["trace"]]
     assert trace.header.arms == ("prompt-lookup", "suffix", "early-exit:2", "none")
-    generate(run, model_folder, "--json", "--trace", path)  # a second query is appended
+    generate(
+        run, model_folder, "--json", "--policy", "ucb", "--trace", path
+    )  # a second query is appended
     assert len(read_trace(path)) > len(trace)
 
 

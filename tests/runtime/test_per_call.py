@@ -50,7 +50,8 @@ def generate(metasd, **arguments):
 
 
 def test_draft_length_policy_and_pool_for_one_call(model, plain):
-    metasd = MetaSD(model, drafters=["prompt-lookup", "suffix", "early-exit:2"], reward="bd")
+    pool = ["prompt-lookup", "suffix", "early-exit:2"]
+    metasd = MetaSD(model, drafters=pool, policy="ucb", reward="bd")
     out = generate(metasd, draft_length=2)
     assert max(r.drafted for r in out.trace) == 2
     assert out.trace.header.draft_length == 2

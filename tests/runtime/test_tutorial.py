@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metasd_runtime import MetaSD
+from metasd_runtime.drafters.auto import competing
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "decoding.md"
 
@@ -26,14 +27,15 @@ def test_the_tutorial_runs_as_written(tmp_path, monkeypatch, capsys, smollm):
         exec(compile(block, str(PAGE), "exec"), namespace)
         metasd = namespace["metasd"]
         texts.append(metasd.generate(ids, max_new_tokens=12).tolist())
-        arms.append(metasd.router.arms)
+        arms.append([drafter.name for drafter in competing(metasd.router)])
     assert (tmp_path / "run.jsonl").exists()
     assert capsys.readouterr().out.strip()
     plain = smollm.model.generate(ids, max_new_tokens=12, do_sample=False)
     assert texts[0] == plain.tolist()
     assert "again" in arms[1]
     assert "eagle-code:dynamic" in arms[2]
-    own = MetaSD(smollm.model, smollm.tokenizer, drafters=[namespace["TwoGuesses"]()], reward="bd")
+    guesses = namespace["TwoGuesses"]()
+    own = MetaSD(smollm.model, smollm.tokenizer, drafters=[guesses], policy="ucb", reward="bd")
     output = own.generate(ids, max_new_tokens=12, return_dict_in_generate=True)
     assert output.sequences.tolist() == plain.tolist()
     assert not own.router.disabled
