@@ -14,7 +14,7 @@ from metasd_bandits.command import plainly
 from sim.acceptance import IID, AcceptanceModel, Clustered, Language
 from sim.calibration import load_environment
 from sim.jobs import Jobs
-from sim.paper import save_fitted
+from sim.paper import TABLES, save_fitted
 from sim.report import Report
 from sim.studies.ablate import SUBJECTS
 from sim.studies.ablate import ablate as ablation
@@ -129,9 +129,12 @@ def regret(
 @app.command()
 @plainly
 def reproduce(
-    table: Annotated[str, typer.Argument(help="2, 3, 4, 5, 7, 12, 14, 15, 16, 19 or all.")] = "all",
-    replications: Replications = 1000,
+    table: Annotated[str, typer.Argument(help=", ".join(map(str, TABLES)) + " or all.")] = "all",
+    replications: Replications = 500,
     seed: Seed = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Repeat under so many seeds; scores get intervals over them.")
+    ] = 5,
     refit: Annotated[
         Path | None, typer.Option(help="Fit the free parameters anew and write them here.")
     ] = None,
@@ -157,7 +160,9 @@ def reproduce(
     if refit is not None:
         fitted = fit(jobs=where, **looked_at)
         save_fitted(fitted, refit)
-    report = reproduction(numbers, replications=replications, seed=seed, jobs=where, fitted=fitted)
+    report = reproduction(
+        numbers, replications=replications, seed=seed, seeds=seeds, jobs=where, fitted=fitted
+    )
     present(report, as_json, plot)
 
 

@@ -28,6 +28,8 @@ from sim.costs import Costs
 from sim.environment import Environment
 from sim.files import save_json
 from sim.lengths import EndOfText, Lengths
+from sim.report import Interval, mean_interval
+from sim.simulate import Runs
 
 __all__ = [
     "DRAFT_LENGTH",
@@ -39,12 +41,14 @@ __all__ = [
     "load_fitted",
     "load_table",
     "round_cost",
+    "speedup",
     "task_of",
+    "was_fitted",
 ]
 
 DRAFT_LENGTH = 5  # fits table 2's block efficiencies best
 FITTED_TABLE = 3
-TABLES = (2, 3, 4, 5, 7, 12, 14, 15, 16, 19)
+TABLES = (2, 3, 4, 5, 7, 8, 10, 11, 12, 14, 15, 16, 19)
 _FOLDER = Path(__file__).parent / "tables"
 _LEAST_TOKENS = 1.257  # per round: one, and the least P(N_acc > 0) of table 2
 
@@ -63,7 +67,7 @@ class Fitted:
         Cost of a switch in plain steps, MetaSD-UCB's beta, MetaSD-EXP3's gamma, MetaSD-SH's
         budget, and one mean output length for each task.
     tables : tuple of int
-        Where the last five come from; bandit columns of other tables are predictions.
+        Where the last five come from; what is not `was_fitted` is predicted.
     """
 
     spread: float = 0.6
@@ -108,15 +112,30 @@ def save_fitted(fitted: Fitted, path: Path) -> None:
 def round_cost(number: int, row: str, fitted: Fitted) -> float:
     """Plain steps of a round in the setting of a table's row.
 
-    Rows that share what follows their task's name ("EAGLE" in "Code EAGLE") share a setting, and
-    so do tables with the same drafters on the same machine.
+    Rows that share what follows their task's name ("EAGLE" in "Code EAGLE") share a setting. A
+    table names, by setting, another one with the same drafters on the same machine.
     """
     setting, table = row.partition(" ")[2], load_table(number)
     rows = table["rows"]
     slowest = min(min(rows[r]["drafters"]) for r in rows if r.partition(" ")[2] == setting)
-    same = table.get("drafters_and_machine_of")
-    least = fitted.round_cost if same is None else round_cost(same, row, fitted)
+    same = table.get("drafters_and_machine_of", {}).get(setting)
+    least = fitted.round_cost
+    if same is not None:
+        least = round_cost(same, next(iter(load_table(same)["rows"])), fitted)
     return max(least, _LEAST_TOKENS / slowest)
+
+
+def was_fitted(number: int, row: str, fitted: Fitted) -> bool:
+    """Whether the parameters were fitted to this row's drafters, so that it is no prediction.
+
+    Table 7's SpS rows are table 3's drafters measured again: fitted together with them.
+    """
+    drafters = load_table(number)["rows"][row].get("drafters")
+    return any(
+        drafters == known["drafters"]
+        for table in fitted.tables
+        for known in load_table(table)["rows"].values()
+    )
 
 
 def task_of(number: int, row: str) -> str:
@@ -160,6 +179,17 @@ def environment_of(
         draft=(block - 1.0) / DRAFT_LENGTH, switch=fitted.switch if switch is None else switch
     )
     return Environment(acceptance, lengths, costs=costs)
+
+
+def speedup(parts: Sequence[Runs]) -> Interval:
+    """Mean speedup of all queries together, as the paper averages over prompts.
+
+    Blocks count whole, because the published single-drafter speedups, from which acceptance was
+    inferred, already hold what a last block overshoots.
+    """
+    return mean_interval(
+        np.concatenate([runs.whole_tokens(DRAFT_LENGTH) / runs.steps for runs in parts])
+    )
 
 
 def infer(

@@ -7,8 +7,10 @@ tau is the number of rounds until B tokens are out. The exact decomposition (Ban
 
 .. math:: \mathrm{Reg} = \sum_i \frac{g^* - g_i}{g^*} E[n_i(\tau)] + R, \qquad |R| < 1
 
-so *pseudo-regret*, the sum alone, is within a round of the truth and much less noisy. Where
-drafters cost differently, time takes the place of rounds and g_i / c_i that of g_i.
+so *pseudo-regret*, the sum alone, is within a round of the truth and much less noisy. That takes
+rounds that are independent of the past given their arm: where ease persists between rounds, a
+policy can follow it, and R grows with B. Where drafters cost differently, time takes the place of
+rounds and g_i / c_i that of g_i.
 """
 
 from __future__ import annotations
@@ -94,6 +96,8 @@ def pseudo_regret(
     pulls: ArrayLike, tokens_per_round: Sequence[float], level: float = 0.95
 ) -> Estimate:
     """Regret in rounds through the exact decomposition, from how often each arm was pulled.
+
+    For rounds that are independent of the past given their arm (docs/theory.md, theorem 1).
 
     Parameters
     ----------

@@ -26,12 +26,12 @@ from sim.paper import (
     Fitted,
     environments_of,
     load_table,
+    speedup,
     task_of,
 )
 from sim.simulate import simulate
-from sim.studies.reproduce import speedup
 
-__all__ = ["REFITS", "correlation_errors", "fit", "fit_correlation"]
+__all__ = ["REFITS", "correlation_errors", "fit", "fit_correlation", "on_edge"]
 
 SWITCHES = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.17, 0.2)
 TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -132,6 +132,18 @@ def _total(
     loss: dict[tuple[str, float], float], columns: Sequence[str], values: Sequence[float]
 ) -> float:
     return sum(loss.get(cell, 0.0) for cell in zip(columns, values, strict=True))
+
+
+def on_edge(fitted: Fitted) -> list[str]:
+    """Each value at an end of its grid, where a wider grid might have found another."""
+    values: list[tuple[str, float, tuple[float, ...]]] = [("switch", fitted.switch, SWITCHES)]
+    values += [(name, getattr(fitted, name), g) for name, g in GRIDS.values() if len(g) > 1]
+    values += [(f"tokens of {task}", B, TOKENS) for task, B in fitted.tokens.items()]
+    return [
+        f"{name} {x:g} (grid {min(grid):g} to {max(grid):g})"
+        for name, x, grid in values
+        if not min(grid) < x < max(grid)
+    ]
 
 
 def fit_correlation() -> tuple[float, float]:

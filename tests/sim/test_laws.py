@@ -21,6 +21,7 @@ from sim import IID, Clustered, Environment, Language, Recorded, sample_rounds, 
 from sim.acceptance.clustered import beta_cells
 from sim.acceptance.language import at_distance
 from sim.lengths import Empirical, EndOfText
+from sim.report import mean_interval
 
 R = 200_000
 Z = 4.5  # standard errors; the seeds are fixed, so a test passes always or never
@@ -160,6 +161,29 @@ def test_wald_identity_at_the_stopping_time() -> None:
     assert close(whole - runs.rounds * tokens_per_round(0.7, 5), 0.0)
     assert (whole >= 500).all()
     assert (whole <= 505).all()
+
+
+@pytest.mark.parametrize(("cluster", "persistence"), [(0.6, 0.0), (1.0, 0.0), (1.0, 0.995)])
+def test_what_pseudo_regret_leaves_out_is_bounded_only_without_persistence(
+    cluster: float, persistence: float
+) -> None:
+    """Two drafters of one mean: pseudo-regret is 0, so R is all of the regret (theorem 1)."""
+    model = Clustered(
+        [0.5, 0.5], 5, spread=0.8, cluster=cluster, persistence=persistence, shared=0.0
+    )
+    bound = 5 / model.tokens_per_round().max()
+    found = {}
+    for tokens in (2_000, 20_000):
+        window, fixed = (
+            simulate(Environment(model, tokens), p, reward="bd", replications=60).rounds
+            for p in ("sw-ucb:window=20", "fixed:arm=0")
+        )
+        found[tokens] = mean_interval(window - fixed, level=0.999)
+    if persistence == 0.0:
+        assert all(i.low < bound and i.high > -bound for i in found.values())
+    else:
+        assert found[20_000].high < -100 * bound
+        assert found[20_000].high < found[2_000].low  # it grows with B
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
