@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from metasd_bandits import Decision, Round, checks
 from metasd_runtime.decoding.commit import commit
 from metasd_runtime.decoding.drafter import Draft, Drafter, drawn_block
+from metasd_runtime.decoding.judged import Judged
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.reward import Timing, score
 from metasd_runtime.decoding.router import Router
 from metasd_runtime.decoding.select import Selected
-from metasd_runtime.decoding.verify import Verdict, verify
 from metasd_runtime.drafters.autoregressive import Ask, RowDrafter, draft_rows, rows_of
 from metasd_runtime.drafters.fallback import after, passes
 from metasd_runtime.model.ragged import RaggedModel, Row
@@ -184,12 +183,12 @@ class Batch:
         ]
         seconds = time.perf_counter() - begin
         ended = []
-        for row, (scores, verdict), share in zip(rows, verified, self._shares(blocks), strict=True):
+        for row, judged, share in zip(rows, verified, self._shares(blocks), strict=True):
             timing = Timing(selected[row.slot].seconds, share * seconds, plain)
-            ended.append(self._commit(row, selected[row.slot], scores, verdict, timing))
+            ended.append(self._commit(row, selected[row.slot], judged, timing))
         self._learn([e for e in ended if selected[e.row.slot].decision is not self._without])
-        for (row, round_, emitted), f, (_, verdict) in zip(ended, forwards, verified, strict=True):
-            features = f.features_at(verdict.rows[: len(emitted)])
+        for (row, round_, emitted), f, judged in zip(ended, forwards, verified, strict=True):
+            features = f.features_at(judged.verdict.rows[: len(emitted)])
             row.router.commit(row.query.tokens, features)
             if row.query.on_round is not None:
                 row.query.on_round(round_)
@@ -205,12 +204,12 @@ class Batch:
         return self._plain.shares([len(block) for block in blocks])
 
     def _commit(
-        self, row: BatchRow, selected: Selected, scores: Tensor, verdict: Verdict, timing: Timing
+        self, row: BatchRow, selected: Selected, judged: Judged, timing: Timing
     ) -> RowRound:
         """Commit one row's tokens, and make the record of its round."""
         query, decision, draft = row.query, selected.decision, selected.draft
         cache = Row(self.model, row.slot)
-        emitted, query.finish = commit(query.tokens, draft, verdict, cache, query.stopping)
+        emitted, query.finish = commit(query.tokens, draft, judged.verdict, cache, judged.stop)
         query.kept.keep(emitted)
         round_ = score(
             row.router,
@@ -218,8 +217,8 @@ class Batch:
             query.name,
             row.rounds,
             draft,
-            scores,
-            verdict,
+            judged.scores,
+            judged.verdict,
             len(emitted),
             timing,
         )
@@ -289,12 +288,16 @@ class Batch:
         return [self._without if decision.arm in r.router.disabled else decision for r in rows]
 
 
-def _verify(row: BatchRow, selected: Selected, forward: Forward) -> tuple[Tensor, Verdict]:
-    query, draft = row.query, selected.draft
-    scores = query.sampling.scores(forward.logits, query.tokens, draft.before)
-    verdict = verify(draft, scores, len(query.tokens), query.sampling)
-    query.kept.see(forward.logits, scores, verdict.rows)
-    return scores, verdict
+def _verify(row: BatchRow, selected: Selected, forward: Forward) -> Judged:
+    query = row.query
+    return Judged(
+        selected.draft,
+        forward.logits,
+        query.tokens,
+        query.sampling,
+        query.stopping,
+        query.kept,
+    )
 
 
 _measured: weakref.WeakKeyDictionary[object, dict[int, float]] = weakref.WeakKeyDictionary()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from metasd_runtime.decoding.drafter import Draft
-from metasd_runtime.decoding.stopping import Finish, Stopping
+from metasd_runtime.decoding.stopping import Finish
 from metasd_runtime.decoding.verify import Verdict
 from metasd_runtime.model.ragged import Row
 from metasd_runtime.model.target import Target
@@ -29,18 +30,22 @@ class Committed(NamedTuple):
 
 
 def commit(
-    tokens: list[int], draft: Draft, verdict: Verdict, target: Target | Row, stopping: Stopping
+    tokens: list[int],
+    draft: Draft,
+    verdict: Verdict,
+    target: Target | Row,
+    stop: Callable[[Sequence[int]], Finish | None],
 ) -> Committed:
     """Append the round's tokens to `tokens`, one by one, and bring the target's cache in line.
 
     Afterwards the cache holds every token but the last, as between all rounds: of a tree the path
-    that stands.
+    that stands. `stop` says whether a text ends, and why.
     """
     before = len(tokens)
     finish = None
-    for token in [*(draft.tokens[node] for node in verdict.path), verdict.token]:
+    for token in verdict.tokens(draft):
         tokens.append(token)
-        finish = stopping.after(tokens)
+        finish = stop(tokens)
         if finish is not None:
             break
     emitted = tokens[before:]

@@ -18,14 +18,14 @@ from itertools import count
 from metasd_bandits import Round
 from metasd_runtime.decoding.commit import commit
 from metasd_runtime.decoding.draft_all import draft_all
+from metasd_runtime.decoding.judged import Judged
 from metasd_runtime.decoding.reward import Timing, score
 from metasd_runtime.decoding.router import Router
 from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.decoding.scores import Scores
 from metasd_runtime.decoding.select import select_and_draft
-from metasd_runtime.decoding.shadow import shadow_rounds, with_every_arm
+from metasd_runtime.decoding.shadow import shadow_drafts, shadow_rounds, with_every_arm
 from metasd_runtime.decoding.stopping import Finish, Stopping
-from metasd_runtime.decoding.verify import verify
 from metasd_runtime.model.target import Target
 
 __all__ = ["Query", "decode", "plain_step_seconds"]
@@ -70,6 +70,12 @@ class Query:
     draft_all: bool = False
     on_round: Callable[[Round], None] | None = field(default=None, repr=False)
 
+    @property
+    def alone(self) -> bool:
+        """Whether it cannot share its rounds with other rows of its call."""
+        users = self.sampling.asks_user or self.stopping.asks_user
+        return self.shadow or self.draft_all or users
+
     def interrupt(self, prompt: int, told: int) -> None:
         """Stop behind the prompt's and the `told` emitted tokens: a round cut short counts nowhere.
 
@@ -94,16 +100,16 @@ def decode(query: Query, target: Target, router: Router) -> Iterator[tuple[Round
         n = min(router.draft_length, stopping.room(len(tokens)) - 1)
         selected = select(router, tokens, n, sampling, target.vocab_size)
         draft, arm = selected.draft, selected.decision.arm
-        others = shadow_rounds(query, target, router, arm, n) if query.shadow else {}
+        shadows = shadow_drafts(query, target, router, arm, n) if query.shadow else {}
         begin = time.perf_counter()
         forward = target.forward(
             [tokens[-1], *draft.tokens], parents=draft.parents, features=router.needs_features
         )
-        scores = sampling.scores(forward.logits, tokens, draft.before)
-        verdict = verify(draft, scores, len(tokens), sampling)
+        judged = Judged(draft, forward.logits, tokens, sampling, stopping, query.kept)
+        verdict, scores = judged.verdict, judged.scores
         timing = Timing(selected.seconds, time.perf_counter() - begin, query.plain_step)
-        query.kept.see(forward.logits, scores, verdict.rows)
-        emitted, query.finish = commit(tokens, draft, verdict, target, stopping)
+        others = shadow_rounds(query, router, shadows, judged.known)
+        emitted, query.finish = commit(tokens, draft, verdict, target, judged.stop)
         query.kept.keep(emitted)
         features = forward.features_at(verdict.rows[: len(emitted)])
         decision = selected.credited(verdict.path)

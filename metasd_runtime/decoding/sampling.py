@@ -9,12 +9,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -22,7 +37,7 @@ from transformers import (
 
 from metasd_runtime.decoding.randomness import Purpose, lane_seed, uniform
 
-__all__ = ["Sampling", "draw", "first_maxima"]
+__all__ = ["Sampling", "draw", "first_maxima", "is_users_processor"]
 
 # These look at the scores alone, so a block's positions can go through them together. (Just these:
 # a subclass may look at the text as well.)
@@ -38,8 +53,35 @@ _PREFIX_FREE = (
 # A drafter that applies these too resembles the target more; anything else (a grammar, a user's
 # own processor with state) is the target's alone. Either is lossless: q is what was drawn from.
 _DRAFTERS_TOO = (*_PREFIX_FREE, RepetitionPenaltyLogitsProcessor)
+# What generation settings are turned into: functions of the prefix, which may be asked about any
+# text. Everything else is the user's code, which is asked only about texts that are reached.
+_FROM_SETTINGS = frozenset(
+    {
+        *_DRAFTERS_TOO,
+        EncoderNoRepeatNGramLogitsProcessor,
+        EncoderRepetitionPenaltyLogitsProcessor,
+        ExponentialDecayLengthPenalty,
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        InfNanRemoveLogitsProcessor,
+        LogitNormalization,
+        MinLengthLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+        TopHLogitsWarper,
+    }
+)
 
 Behind = Callable[[int], Sequence[int]]
+
+
+def is_users_processor(processor: object) -> bool:
+    """Whether a processor is the user's code: anything but what settings are turned into."""
+    return type(processor) not in _FROM_SETTINGS
 
 
 def draw(probs: Tensor, u: float) -> int:
@@ -96,6 +138,8 @@ class Sampling:
 
     Attributes
     ----------
+    asks_user : bool
+        Whether any processor is the user's code.
     drawn : list of (token, probs, parent)
         What `propose` and `draw_children` have drawn for the present draft, in order, each with
         the place of the one it stands behind, -1 for the text (nothing if greedy).
@@ -118,6 +162,10 @@ class Sampling:
         self._block = 0
         self.drawn: list[tuple[int, Tensor, int]] = []
         self._drafters = LogitsProcessorList(p for p in self.processors if type(p) in _DRAFTERS_TOO)
+        self._settings = LogitsProcessorList(
+            p for p in self.processors if not is_users_processor(p)
+        )
+        self.asks_user = len(self._settings) < len(self.processors)
 
     def begin_block(self, position: int) -> None:
         """A block is about to be drafted, its first token at `position`.
@@ -160,7 +208,7 @@ class Sampling:
         return uniform(self.seed, self.row, position, purpose, 0, sibling)
 
     def scores(self, logits: Tensor, tokens: Sequence[int], behind: Behind) -> Tensor:
-        """The target's processed scores at each position of a draft.
+        """The target's processed scores at each position of a draft, the user's code left out.
 
         Parameters
         ----------
@@ -171,7 +219,19 @@ class Sampling:
         behind : callable
             The drafted tokens before row j, as `metasd_runtime.decoding.drafter.Draft.before` tells them.
         """
-        return _process(self.processors, logits, tokens, behind)
+        return _process(self._settings, logits, tokens, behind)
+
+    @torch.no_grad()
+    def reached(self, logits: Tensor, text: Sequence[int]) -> Tensor:
+        """The target's scores behind a text that is reached, under all processors.
+
+        Parameters
+        ----------
+        logits : (vocabulary,)
+        text : sequence of int
+            It must be reached in the end, and asked about once.
+        """
+        return _process(self.processors, logits[None], text, lambda j: ())[0]
 
     def distributions(self, logits: Tensor, tokens: Sequence[int], behind: Behind) -> Tensor:
         """A drafter's distributions, after those of the user's processors that drafters apply.

@@ -2,9 +2,11 @@
 
 Every arm that was not chosen drafts too, and the target verifies its block and forgets it. The
 record then carries every arm's reward (a full-information round), from which `hedge` learns and
-replay answers exactly. Nothing of it reaches the output: shadow drafts and their verification use
-random numbers independent of the decode's own, so the next arm's choice stays independent of the
-numbers that tokens are still to be drawn with.
+replay answers exactly. Where the user's code processes the scores, what it said of the texts that
+the round itself reached is known and holds for every arm; it is asked about no others. Nothing of
+this reaches the output: shadow drafts and their verification use random numbers independent of the
+decode's own, so the next arm's choice stays independent of the numbers that tokens are still to be
+drawn with.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
 
 from metasd_bandits import Decision, Round
 from metasd_runtime.decoding.drafter import Draft, draft_block
@@ -26,20 +31,40 @@ from metasd_runtime.model.target import Target
 if TYPE_CHECKING:
     from metasd_runtime.decoding.loop import Query
 
-__all__ = ["shadow_rounds", "with_every_arm"]
+__all__ = ["Shadow", "shadow_drafts", "shadow_rounds", "with_every_arm"]
 
 _SHADOW = 1  # this lane of random numbers, among those a query may open
 
 
-def shadow_rounds(
+class Shadow(NamedTuple):
+    """An arm's draft that is not used, and what the target makes of it.
+
+    Attributes
+    ----------
+    draft : Draft
+        n tokens.
+    logits : (n + 1, vocabulary)
+    lane : Sampling
+        Its random numbers.
+    draft_seconds, forward_seconds : float
+    """
+
+    draft: Draft
+    logits: Tensor
+    lane: Sampling
+    draft_seconds: float
+    forward_seconds: float
+
+
+def shadow_drafts(
     query: Query, target: Target, router: Router, chosen: int, n: int
-) -> dict[int, Round]:
-    """The round as every arm but the chosen one would have had it.
+) -> dict[int, Shadow]:
+    """Drafts of every arm but the chosen one, read by the target.
 
     Called while the target's cache holds all tokens but the last, and leaves it so. It costs one
     draft and one target forward for each arm.
     """
-    rounds = {}
+    shadows = {}
     for arm, drafter in enumerate(router.drafters):
         if arm == chosen or arm in router.disabled:
             continue
@@ -49,8 +74,26 @@ def shadow_rounds(
         except Exception as error:
             router.disable(arm, error)
             continue
-        rounds[arm] = _verified(query, target, router, arm, lane, draft, seconds)
-    return rounds
+        begin = time.perf_counter()
+        block = [query.tokens[-1], *draft.tokens]
+        logits = target.forward(block, parents=draft.parents).logits
+        target.rollback(len(block))
+        shadows[arm] = Shadow(draft, logits, lane, seconds, time.perf_counter() - begin)
+    return shadows
+
+
+def shadow_rounds(
+    query: Query,
+    router: Router,
+    shadows: Mapping[int, Shadow],
+    known: Mapping[tuple[int, ...], Tensor],
+) -> dict[int, Round]:
+    """The round as each of these arms would have had it; the text is as it was before the round.
+
+    `known` are the scores that the round found under the user's code, by the tokens it had drafted
+    (`metasd_runtime.decoding.judged.Judged.known`).
+    """
+    return {arm: _verified(query, router, arm, s, known) for arm, s in shadows.items()}
 
 
 def with_every_arm(round_: Round, others: Mapping[int, Round], router: Router) -> Round:
@@ -70,20 +113,20 @@ def with_every_arm(round_: Round, others: Mapping[int, Round], router: Router) -
 
 def _verified(
     query: Query,
-    target: Target,
     router: Router,
     arm: int,
-    lane: Sampling,
-    draft: Draft,
-    seconds: float,
+    shadow: Shadow,
+    known: Mapping[tuple[int, ...], Tensor],
 ) -> Round:
-    tokens = query.tokens
+    tokens, draft, lane = query.tokens, shadow.draft, shadow.lane
     begin = time.perf_counter()
-    logits = target.forward([tokens[-1], *draft.tokens], parents=draft.parents).logits
-    target.rollback(1 + len(draft.tokens))
-    scores = lane.scores(logits, tokens, draft.before)
+    scores = lane.scores(shadow.logits, tokens, draft.before)
+    if known:
+        before = [tuple(draft.before(row)) for row in range(len(scores))]
+        scores = torch.stack([known.get(t, s) for t, s in zip(before, scores, strict=True)])
     verdict = verify(draft, scores, len(tokens), lane)
-    timing = Timing(seconds, time.perf_counter() - begin, query.plain_step)
+    verify_seconds = shadow.forward_seconds + time.perf_counter() - begin
+    timing = Timing(shadow.draft_seconds, verify_seconds, query.plain_step)
     emitted = _emitted(draft, verdict, query.stopping.eos)
     decision = Decision(arm, math.nan)
     return score(router, decision, query.name, 0, draft, scores, verdict, emitted, timing)
@@ -91,5 +134,5 @@ def _verified(
 
 def _emitted(draft: Draft, verdict: Verdict, eos: frozenset[int]) -> int:
     """Tokens the round would have emitted, up to an end-of-sequence token."""
-    text = [*(draft.tokens[node] for node in verdict.path), verdict.token]
+    text = verdict.tokens(draft)
     return next((j + 1 for j, token in enumerate(text) if token in eos), len(text))

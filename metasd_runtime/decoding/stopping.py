@@ -7,9 +7,22 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
-__all__ = ["Finish", "Stopping"]
+__all__ = ["Finish", "Stopping", "is_users_criterion"]
+
+_FROM_SETTINGS = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+
+def is_users_criterion(criterion: object) -> bool:
+    """Whether a stopping criterion is the user's code."""
+    return type(criterion) not in _FROM_SETTINGS
 
 
 class Finish(StrEnum):
@@ -60,11 +73,20 @@ class Stopping:
         limit = self.max_length if self.context is None else min(self.max_length, self.context)
         return max(0, limit - length)
 
+    @property
+    def asks_user(self) -> bool:
+        """Whether any criterion is the user's code."""
+        return any(map(is_users_criterion, self.criteria))
+
     def after(self, tokens: Sequence[int]) -> Finish | None:
-        """Whether the text ends with the last of `tokens`, and why."""
+        """Whether the text ends with the last of `tokens`, and why.
+
+        Criteria are asked at every call, as in Hugging Face, whatever else ends the text.
+        """
+        met = bool(self.criteria) and self._criteria_met(tokens)
         if tokens[-1] in self.eos:
             return Finish.EOS
-        if self.criteria and self._criteria_met(tokens):
+        if met:
             return Finish.CRITERIA
         if len(tokens) >= self.max_length:
             return Finish.LENGTH
@@ -72,6 +94,7 @@ class Stopping:
             return Finish.CONTEXT
         return None
 
+    @torch.no_grad()
     def _criteria_met(self, tokens: Sequence[int]) -> bool:
         ids = torch.tensor([tokens])
         scores = None if self.scores_seen is None else self.scores_seen(len(tokens))

@@ -30,11 +30,12 @@ class Verdict(NamedTuple):
     path : list of int
         The drafted nodes that stand, each behind the one before; of a chain the first N_acc.
     token : int
-        The correction where a draft was rejected, the bonus where all stood.
+        The correction where a draft was rejected, the bonus where all stood; None where the
+        text ends with a draft.
     """
 
     path: list[int]
-    token: int
+    token: int | None
 
     @property
     def accepted(self) -> int:
@@ -46,8 +47,18 @@ class Verdict(NamedTuple):
         """Places along the path in the block that was verified, the text's last token first."""
         return [0, *(node + 1 for node in self.path)]
 
+    def tokens(self, draft: Draft) -> list[int]:
+        """What the draft's round emits, unless the text ends before."""
+        drafted = [draft.tokens[node] for node in self.path]
+        return drafted if self.token is None else [*drafted, self.token]
 
-def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> Verdict:
+
+Reach = Callable[[int], bool]
+
+
+def verify(
+    draft: Draft, scores: Tensor, position: int, sampling: Sampling, reach: Reach | None = None
+) -> Verdict:
     """Verify a draft as the query's sampling demands.
 
     Parameters
@@ -58,9 +69,12 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
         The target's processed scores; row 0 follows the text, row j + 1 follows draft j.
     position : int
         Place of the draft's first token in the sequence, the key of its random numbers.
+    reach : callable, optional
+        Told of each row once, when verification comes to it and before its scores are looked at;
+        False says that the text ends there.
     """
     if not sampling.do_sample:
-        return greedy(draft, scores)
+        return greedy(draft, scores, reach)
     if draft.probs is not None:  # a drafter may live on another device
         draft = Draft(draft.tokens, draft.probs.to(scores.device), parents=draft.parents)
     return speculative(
@@ -68,15 +82,19 @@ def verify(draft: Draft, scores: Tensor, position: int, sampling: Sampling) -> V
         scores,
         lambda depth, sibling: sampling.uniform(position + depth, Purpose.ACCEPT, sibling),
         lambda depth: sampling.uniform(position + depth, Purpose.SAMPLE),
+        reach,
     )
 
 
-def greedy(draft: Draft, scores: Tensor) -> Verdict:
+def greedy(draft: Draft, scores: Tensor, reach: Reach | None = None) -> Verdict:
     """Follow the drafts that are the target's first maximum."""
-    best = first_maxima(scores)
+    best = first_maxima(scores) if reach is None else []  # all at once, where no row has to wait
     here = [-1]
     while True:
-        token = best[here[0] + 1]
+        row = here[0] + 1
+        if reach is not None and not reach(row):
+            return Verdict(draft.path(here[0]), None)
+        token = best[row] if best else first_maxima(scores[row : row + 1])[0]
         agreeing = [node for node in draft.children(here) if draft.tokens[node] == token]
         if not agreeing:
             return Verdict(draft.path(here[0]), token)
@@ -88,6 +106,7 @@ def speculative(
     scores: Tensor,
     coin: Callable[[int, int], float],
     quantile: Callable[[int], float],
+    reach: Reach | None = None,
 ) -> Verdict:
     """Speculative sampling along a draft.
 
@@ -106,9 +125,13 @@ def speculative(
         min(1, p(x) / q(x)).
     quantile : callable
         ``depth`` to the number in [0, 1) that draws the token where no draft stands.
+    reach : callable, optional
+        As for `verify`.
     """
     here: list[int] = [-1]
     for depth in range(draft.depth + 1):
+        if reach is not None and not reach(here[0] + 1):
+            return Verdict(draft.path(here[0]), None)
         p = scores[here[0] + 1].softmax(-1)
         siblings = draft.children(here)
         for i, node in enumerate(siblings):

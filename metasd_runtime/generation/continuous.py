@@ -20,7 +20,7 @@ from metasd_runtime.decoding.router import Router
 from metasd_runtime.generation.options import CallOptions, router_for
 from metasd_runtime.generation.output import Output, stack_scores
 from metasd_runtime.generation.prompts import keep_scores
-from metasd_runtime.generation.settings import prompt_tokens, settle
+from metasd_runtime.generation.settings import has_users_code, prompt_tokens, settle
 from metasd_runtime.generation.statistics import Statistics
 from metasd_runtime.metasd import MetaSD
 from metasd_runtime.model.ragged import refuse_ragged
@@ -125,6 +125,9 @@ def generate_many(
             raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
     router = router_for(metasd.router, options, metasd.tokenizer)
     options = replace(options, seed=options.settled_seed())
+    shared = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+    if has_users_code(**{name: settings.get(name) for name in shared}):
+        max_batch = 1  # code that prompts share is asked about one after another
     batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
     total = len(prompts) if isinstance(prompts, Sized) else None
     call = _Many(metasd, router, batch, iter(prompts), options, settings)

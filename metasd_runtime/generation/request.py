@@ -103,8 +103,11 @@ class Request:
                 self.streamer.end()
 
     def _together(self) -> bool:
-        """Whether the rows can be decoded in one batch; one after another, where they cannot."""
-        if len(self.rows) == 1 or any(row.shadow or row.draft_all for row in self.rows):
+        """Whether the rows can be decoded in one batch; one after another, where they cannot.
+
+        The user's code, which the rows share, is asked about one row after another.
+        """
+        if len(self.rows) == 1 or any(row.alone for row in self.rows):
             return False
         try:
             refuse_ragged(self.target.model)

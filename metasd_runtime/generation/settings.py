@@ -15,17 +15,28 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from metasd_bandits import checks
-from metasd_runtime.decoding.sampling import Sampling
-from metasd_runtime.decoding.stopping import Stopping
-from metasd_runtime.model.hf import generation_settings, has_default_length, logits_processors
+from metasd_runtime.decoding.sampling import Sampling, is_users_processor
+from metasd_runtime.decoding.stopping import Stopping, is_users_criterion
+from metasd_runtime.model.hf import (
+    generation_settings,
+    has_default_length,
+    logits_processors,
+    merged_criteria,
+)
 from metasd_runtime.model.target import Target
 
-__all__ = ["GIVES_OUTPUT", "HONOURED", "REFUSED", "Settled", "prompt_tokens", "settle"]
+__all__ = [
+    "GIVES_OUTPUT",
+    "HONOURED",
+    "REFUSED",
+    "Settled",
+    "has_users_code",
+    "prompt_tokens",
+    "settle",
+]
 
 # Every attribute of Hugging Face's GenerationConfig is in one of these two tables (a test holds
 # them against the installed version), so that none is ever ignored.
@@ -86,8 +97,6 @@ _INSTEAD = {
     "prompt_lookup_num_tokens": '; prompt lookup is a drafter, drafters=["prompt-lookup"]',
     "assistant_early_exit": '; early exit is a drafter, drafters=["early-exit:L"]',
 }
-# They keep a state that follows the calls, and a rejected draft would leave its trace there.
-_STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 class Settled(NamedTuple):
@@ -104,6 +113,19 @@ class Settled(NamedTuple):
     sampling: Sampling
     stopping: Stopping
     config: GenerationConfig
+
+
+def has_users_code(
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> bool:
+    """Whether these arguments of `generate` hold code of the user's own."""
+    return (
+        prefix_allowed_tokens_fn is not None
+        or any(map(is_users_processor, logits_processor or ()))
+        or any(map(is_users_criterion, stopping_criteria or ()))
+    )
 
 
 def prompt_tokens(input_ids: Any, attention_mask: Any, target: Target) -> list[int]:
@@ -198,13 +220,7 @@ def settle(
         prefix_allowed_tokens_fn,
         row // (config.num_return_sequences or 1),
     )
-    for processor in processors:
-        if isinstance(processor, _STATEFUL):
-            raise checks.ConfigError(
-                f"{type(processor).__name__} keeps a state of its own, which a rejected draft "
-                "would spoil; leave it out"
-            )
-    criteria = StoppingCriteriaList(stopping_criteria or [])
+    criteria = StoppingCriteriaList()
     if config.max_time is not None:
         criteria.append(MaxTimeCriteria(config.max_time, began or time.time()))
     if config.stop_strings is not None:
@@ -212,6 +228,7 @@ def settle(
         if tokenizer is None:
             raise checks.ConfigError("stop_strings needs the tokenizer; pass tokenizer=...")
         criteria.append(StopStringCriteria(tokenizer, config.stop_strings))
+    criteria = merged_criteria(target.model, criteria, stopping_criteria)
     stopping = Stopping(config.max_length, target.max_length, _eos(config), criteria)
     return Settled(Sampling(processors, bool(config.do_sample), seed, row), stopping, config)
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 __all__ = [
@@ -22,6 +27,7 @@ __all__ = [
     "generation_settings",
     "has_default_length",
     "logits_processors",
+    "merged_criteria",
     "new_layers",
     "output_width",
     "refuse_stateful",
@@ -313,4 +319,13 @@ def logits_processors(
         logits_processor=custom if custom is not None else LogitsProcessorList(),
         device=str(model.device),
         model_kwargs={},
+    )
+
+
+def merged_criteria(
+    model: Any, of_settings: StoppingCriteriaList, custom: StoppingCriteriaList | None
+) -> StoppingCriteriaList:
+    """The settings' criteria and the user's as `generate` merges them: in its order, each once."""
+    return model._merge_criteria_processor_list(
+        of_settings, StoppingCriteriaList(custom if custom is not None else [])
     )

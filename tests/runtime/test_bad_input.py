@@ -228,7 +228,7 @@ def test_a_real_ctrl_c_keeps_the_trace(model, tmp_path):
 
 PLACES = {
     "while selecting": ("metasd_runtime.decoding.router.Router.select", 3),
-    "while verifying": ("metasd_runtime.decoding.loop.verify", 3),
+    "while verifying": ("metasd_runtime.decoding.judged.verify", 3),
     "in the target's forward": ("metasd_runtime.model.target.CachedModel.forward", 9),
     "behind the commit": ("metasd_runtime.decoding.router.Router.update", 2),
     "while drafters are told": ("metasd_runtime.decoding.router.Router.commit", 2),
