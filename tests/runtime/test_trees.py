@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scripted import assert_cache_is_fresh, greedy_text
 from test_eagle import LAYERS, VOCABULARY, features_of, random_weights
 from tiny_models import ATTENTION, VOCAB, build, small_lm
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from metasd_bandits.checks import ConfigError
 from metasd_runtime.decoding.drafter import Draft, Drafter, check_draft
@@ -227,16 +228,12 @@ def test_scores_log_probabilities_and_shadows_follow_the_path(llama: Any) -> Non
 
 
 def test_processors_see_the_path_alone(llama: Any) -> None:
-    """A processor that depends on the text is shown each node's own text."""
-    seen: list[tuple[int, ...]] = []
-
-    def watch(ids: Any, scores: Any) -> Any:
-        seen.append(tuple(ids[0].tolist()))
-        return scores
-
+    """A penalty falls on the tokens of each node's own text, and on no sibling's."""
     draft = Draft([1, 2, 3, 4], parents=[-1, -1, 0, 2])
-    Sampling([watch]).scores(torch.zeros(5, VOCAB), [7, 8], draft.before)  # type: ignore[arg-type]
-    assert seen == [(7, 8), (7, 8, 1), (7, 8, 2), (7, 8, 1, 3), (7, 8, 1, 3, 4)]
+    penalty = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(2.0)])
+    scores = Sampling(penalty).scores(torch.ones(5, VOCAB), [7, 8], draft.before)
+    fallen = [set(row.nonzero()[:, 0].tolist()) for row in scores < 1.0]
+    assert fallen == [{7, 8}, {7, 8, 1}, {7, 8, 2}, {7, 8, 1, 3}, {7, 8, 1, 3, 4}]
 
 
 @pytest.mark.parametrize(
