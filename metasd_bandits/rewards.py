@@ -64,8 +64,8 @@ def throughput(round_: Round, draft_length: int) -> float:
     """
     if not 0.0 < round_.step < math.inf:
         raise ValueError(
-            f"step={round_.step!r} is not a positive, finite duration; the throughput reward needs "
-            "rounds that were timed"
+            f"step={checks.shown(round_.step)} is not a positive, finite duration; the throughput "
+            "reward needs rounds that were timed"
         )
     return min(1.0, round_.emitted / (round_.step * (draft_length + 1)))
 

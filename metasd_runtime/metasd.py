@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ from transformers import (
 
 from metasd_bandits import Policy, Round, TraceHeader, checks
 from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.in_use import Part, in_use
 from metasd_runtime.decoding.learned_router import policy_by_name
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.router import Router, Scope
@@ -224,6 +226,9 @@ streamer, tokenizer
         ------
         ConfigError
             Before any token is produced, for whatever cannot work.
+        InUseError
+            At once, if this object, or a target, drafter or policy that it shares with another,
+            is in the middle of a call, in this thread or another.
         Interrupted
             On Ctrl-C, with what was made so far; the trace file is complete up to the last round.
         """
@@ -316,6 +321,9 @@ streamer, tokenizer
         ConfigError
             For a model or an argument that cannot work, when called; for a prompt that cannot be
             decoded, after those before it have been handed over.
+        InUseError
+            As for `generate`, at each result. Between results the session may serve other calls,
+            but for a carried policy, which is held to the last.
         InterruptedMany
             On Ctrl-C, with what was made so far.
         """
@@ -342,9 +350,34 @@ streamer, tokenizer
         streamer: Any = None,
         prompt_streamed: bool = False,
     ) -> tuple[Output, GenerationConfig]:
-        """Settle and decode the rows of a call, one after another."""
+        """Settle and decode the rows of a call, while nobody else uses what it uses."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(in_use([self.part]))
+                router = router_for(self.router, options, self.tokenizer)
+                target = Part("the Target", self.target)
+                parts = [target, *router.drafter_parts, *router.policy_parts]
+                held.enter_context(in_use(parts))
+            except BaseException:
+                let_go(streamer)
+                raise
+            return self._decode(prompts, settle_row, options, router, streamer, prompt_streamed)
+
+    @property
+    def part(self) -> Part:
+        """The object itself, as something that serves one call at a time."""
+        return Part("this MetaSD", self)
+
+    def _decode(
+        self,
+        prompts: Sequence[Prompt],
+        settle_row: Callable[..., Settled],
+        options: CallOptions,
+        router: Router,
+        streamer: Any,
+        prompt_streamed: bool,
+    ) -> tuple[Output, GenerationConfig]:
         try:
-            router = router_for(self.router, options, self.tokenizer)
             seed = options.settled_seed()
             settled = settle_rows(prompts, settle_row, seed)
             config = settled[0].config

@@ -66,8 +66,8 @@ def _row(name: str, value: Any, n_arms: int) -> NDArray[np.float64]:
     row = np.atleast_1d(np.asarray(value, dtype=np.float64))
     if row.ndim != 1 or row.size not in (1, n_arms):
         raise checks.ConfigError(
-            f"{name}={value!r} has {row.size} values; give one, or one for each of the {n_arms} "
-            "drafters"
+            f"{name}={checks.shown(value)} has {row.size} values; "
+            f"give one, or one for each of the {n_arms} drafters"
         )
     for x in row.tolist():
         checks.number(name, x, 0.0)

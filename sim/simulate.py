@@ -417,5 +417,7 @@ def _check_counts(replications: int, seed: int, first: int, threads: int) -> Non
 def _check_marks(marks: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     at = np.asarray(marks, dtype=np.int64)
     if at.ndim != 1 or (at.size and (at[0] < 1 or (np.diff(at) <= 0).any())):
-        raise checks.ConfigError(f"marks={marks!r} must be positions from 1 on that increase")
+        raise checks.ConfigError(
+            f"marks={checks.shown(marks)} must be positions from 1 on that increase"
+        )
     return at

@@ -21,6 +21,7 @@ from metasd_bandits.policy import Decision, Policy
 
 __all__ = ["CompiledPolicy"]
 
+_LARGEST = sys.float_info.max  # an int may be larger, and is below infinity too
 _REQUIRED = ("select", "update", "probabilities")
 _OPTIONAL = ("propensity", "update_all")
 
@@ -125,15 +126,17 @@ class CompiledPolicy(Policy):
         rewards: Sequence[float] | NDArray[np.float64] | None = None,
     ) -> None:
         if not 0.0 <= reward <= 1.0:
-            raise ValueError(f"reward={reward!r} is outside [0, 1]; nothing was learned from it")
+            raise ValueError(
+                f"reward={checks.shown(reward)} is outside [0, 1]; nothing was learned from it"
+            )
         if type(arm) is not int:
             arm = operator.index(arm)
         if not 0 <= arm < self._buffer[0]:
-            raise ValueError(f"arm={arm!r} is not in [0, {int(self._buffer[0])})")
-        if not 0.0 < cost < math.inf:
-            raise ValueError(f"cost={cost!r} is not positive and finite")
+            raise ValueError(f"arm={checks.shown(arm)} is not in [0, {int(self._buffer[0])})")
+        if not 0.0 < cost <= _LARGEST:
+            raise ValueError(f"cost={checks.shown(cost)} is not positive and finite")
         if propensity == propensity and not 0.0 < propensity <= 1.0:
-            raise ValueError(f"propensity={propensity!r} is outside (0, 1]")
+            raise ValueError(f"propensity={checks.shown(propensity)} is outside (0, 1]")
         if rewards is not None:
             every = self._checked(rewards)
             if self._live.full_information:

@@ -8,12 +8,15 @@ imports one policy's kernels at that line, keyed by the text of everything it de
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
 import os
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +24,7 @@ from typing import Any
 
 import numba
 
-from metasd_bandits.cache import cache_dir
+from metasd_bandits.cache import cache_folder
 
 __all__ = ["MARKER", "specialise"]
 
@@ -34,6 +37,19 @@ _TOOLS = tuple(
 )
 
 
+def _alone(function: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+    """One thread at a time: the others would find a module whose text has not run to its end."""
+    lock = threading.RLock()
+
+    @functools.wraps(function)
+    def waiting(*arguments: Any, **kernels: Any) -> ModuleType:
+        with lock:
+            return function(*arguments, **kernels)
+
+    return waiting
+
+
+@_alone
 def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleType:
     """A copy of `template` whose marked names are the given kernels.
 
@@ -45,7 +61,8 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
     **kernels : compiled functions
         Name in the template -> function decorated with `metasd_bandits.compiled.kernel.kernel`.
         Functions that live in an importable file are cached across processes; others (typed at
-        a prompt) are compiled anew each time.
+        a prompt), and all where the cache folder cannot be written (with a warning, once), are
+        compiled anew each time.
 
     Returns
     -------
@@ -75,7 +92,12 @@ def specialise(template: ModuleType, **kernels: Callable[..., Any]) -> ModuleTyp
         lines[place] = binding
     if not importable:
         return _in_memory(full_name, "\n".join(lines), kernels)
-    path = _write_once(cache_dir() / "kernels" / f"{name}.py", "\n".join(lines) + "\n")
+    try:
+        path = _write_once(cache_folder("kernels") / f"{name}.py", "\n".join(lines) + "\n")
+    except OSError as error:
+        _warn_once(f"{error}. Until then, kernels are compiled anew in every process")
+        lines[place] = ""
+        return _in_memory(full_name, "\n".join(lines), kernels)
     spec = importlib.util.spec_from_file_location(full_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -136,10 +158,14 @@ def _in_memory(name: str, text: str, kernels: dict[str, Callable[..., Any]]) -> 
     return module
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
 def _write_once(path: Path, text: str) -> Path:
     """Write beside, then rename, unless the file stands there already."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
             file.write(text)

@@ -362,8 +362,9 @@ def _check_weights(sums: NDArray[np.float64], unit: str) -> None:
     mean = sums[:, WEIGHT].sum() / sums[:, N].sum()
     error = np.std(sums[:, WEIGHT] - sums[:, N], ddof=1) * math.sqrt(U) / sums[:, N].sum()
     if abs(mean - 1.0) > 6.0 * error + 1e-9:
+        apart = abs(mean - 1.0) / error if error > 0.0 else math.inf
         raise ReplayError(
-            f"the weights average {mean:.3f}, {abs(mean - 1.0) / max(error, 1e-300):.0f} standard "
+            f"the weights average {mean:#.4g}, {apart:.3g} standard "
             "errors from 1: the propensities in the log are not the logger's, or the target "
             "relies on arms that it hardly ever used"
         )

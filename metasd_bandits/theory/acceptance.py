@@ -145,7 +145,7 @@ def _powers(alpha: ArrayLike, draft_length: int) -> NDArray[np.float64]:
     """alpha^1 .. alpha^N along a new last axis."""
     a = np.asarray(alpha, dtype=float)
     if not np.all((a >= 0.0) & (a <= 1.0)):
-        raise checks.ConfigError(f"alpha={alpha!r} is outside the allowed range [0, 1]")
+        raise checks.ConfigError(f"alpha={checks.shown(alpha)} is outside the allowed range [0, 1]")
     N = checks.integer("draft_length", draft_length, 1)
     powers: NDArray[np.float64] = a[..., None] ** np.arange(1, N + 1)
     return powers

@@ -96,7 +96,7 @@ def metasd_ucb_pulls(
     """
     delta = np.asarray(gaps, dtype=float)
     if not ((delta >= 0.0) & (delta <= 1.0)).all():
-        raise checks.ConfigError(f"gaps={gaps!r} are outside the allowed range [0, 1]")
+        raise checks.ConfigError(f"gaps={checks.shown(gaps)} are outside the allowed range [0, 1]")
     B = checks.number("tokens", tokens, 1.0)
     m = checks.integer("positions", positions, 1)
     least = math.sqrt(0.75 / m)

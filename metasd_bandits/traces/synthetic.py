@@ -76,9 +76,11 @@ class SyntheticLog:
         for name in ("logger", "steps"):
             values = getattr(self, name)
             if values is not None and len(values) != K:
-                raise checks.ConfigError(f"{name}={values!r} must list one value per arm ({K})")
+                raise checks.ConfigError(
+                    f"{name}={checks.shown(values)} must list one value per arm ({K})"
+                )
         if self.logger is not None and abs(sum(self.logger) - 1.0) > 1e-9:
-            raise checks.ConfigError(f"logger={self.logger!r} must sum to 1")
+            raise checks.ConfigError(f"logger={checks.shown(self.logger)} must sum to 1")
         checks.number("spread", self.spread, 0.0)
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 from metasd_bandits import Decision, Policy, Round, checks, make_policy, make_reward
 from metasd_bandits.carried import Carried
 from metasd_runtime.decoding.drafter import Drafter
+from metasd_runtime.decoding.in_use import Part
 from metasd_runtime.decoding.no_draft import NoDraft
 from metasd_runtime.decoding.prompt_policy import PromptPolicy
 
@@ -122,6 +123,20 @@ class Router:
         return {1 + base.most_tokens(n) for base, n in asked}
 
     @property
+    def policy_parts(self) -> list[Part]:
+        """The policy's objects, one of which other sessions may have been given as well."""
+        parts, policy = [self.policy], self.policy
+        while isinstance(policy, Carried):
+            policy = policy.policy
+            parts.append(policy)
+        return [Part(f"policy {one.name!r}", one) for one in parts]
+
+    @property
+    def drafter_parts(self) -> list[Part]:
+        """The drafters with a state of their own."""
+        return [Part(f"drafter {base.name!r}", base) for base in self.bases]
+
+    @property
     def carries(self) -> bool:
         """Whether the policy keeps what it learns from query to query."""
         return isinstance(self.policy, Carried)
@@ -200,7 +215,7 @@ class Router:
         """
         if not hasattr(decision.arm, "__index__") or not 0 <= decision.arm < self.n_competing:
             raise ValueError(
-                f"policy {self.policy.name!r} selected arm {decision.arm!r}; "
+                f"policy {self.policy.name!r} selected arm {checks.shown(decision.arm)}; "
                 f"select() must return an integer in [0, {self.n_competing})"
             )
         if decision.arm in self.disabled:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from metasd_bandits import checks
 from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
 from metasd_runtime.decoding.sampling import Sampling
+from metasd_runtime.model.attention import own_attention
 from metasd_runtime.model.target import CachedModel, Target
 
 __all__ = ["EarlyExit"]
@@ -72,6 +73,7 @@ def _first_layers(model: PreTrainedModel, n: int) -> PreTrainedModel:
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
+    text._attn_implementation_internal = own_attention(text)
     text.num_hidden_layers = n
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:n]

@@ -1,4 +1,7 @@
-"""A trained pool on disk: one file of weights, and a manifest that explains them."""
+"""A trained pool on disk: one file of weights, a manifest that explains them, checksums of both.
+
+The checksums stand in ``SHA256SUMS``, as ``sha256sum`` writes and checks them.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from metasd_runtime.drafters.parallel_heads import ParallelHeads, ParallelShape
 from metasd_runtime.drafters.quantised import restored, stored
 from metasd_runtime.drafters.rescored import Rescored
 from metasd_runtime.drafters.small_lm import SmallShape, small_language_model
+from metasd_runtime.model.store import sha256
 from metasd_runtime.model.target import Target
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "Rescoring",
     "Trained",
     "as_stored",
+    "checksums",
     "fingerprint",
     "load_pool",
     "read_manifest",
@@ -45,7 +50,7 @@ __all__ = [
     "save_pool",
 ]
 
-MANIFEST, WEIGHTS = "manifest.json", "pool.safetensors"
+MANIFEST, WEIGHTS, CHECKSUMS = "manifest.json", "pool.safetensors", "SHA256SUMS"
 VERSION = 2
 _READABLE = (1, VERSION)  # 1 knew no differences
 _END = -1  # behind each document of a text
@@ -178,6 +183,12 @@ def save_pool(
     _replace(path / WEIGHTS, lambda beside: save_file(tensors, beside))
     text = json.dumps(manifest, indent=1) + "\n"
     _replace(path / MANIFEST, lambda beside: beside.write_text(text, encoding="utf-8"))
+    _replace(path / CHECKSUMS, lambda beside: beside.write_text(checksums(path), encoding="utf-8"))
+
+
+def checksums(path: Path) -> str:
+    """What a pool's ``SHA256SUMS`` must say, to the last byte."""
+    return "".join(f"{sha256(path / name)}  {name}\n" for name in (MANIFEST, WEIGHTS))
 
 
 def as_stored(drafters: Mapping[str, Trained | Rescoring], name: str) -> dict[str, Tensor]:
@@ -206,26 +217,39 @@ def _replace(path: Path, write: Any) -> None:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """A pool's manifest.
+    """A pool's manifest, once every byte of the pool has been compared with its checksums.
 
     Raises
     ------
     PoolError
-        If there is none, or one that this version does not understand.
+        If there is none, or one that this version does not understand, or a file is damaged.
     """
+    _verify(Path(path))
     file = Path(path) / MANIFEST
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PoolError(
-            f"{path} is no pool of drafters: it has no {MANIFEST}; train one with: "
-            "metasd train POOL.toml"
-        ) from None
     except (OSError, ValueError) as error:
         raise PoolError(f"{file} is damaged ({error}); copy or train the pool again") from None
     if not isinstance(manifest, dict) or manifest.get("version") not in _READABLE:
         raise PoolError(f"{file} is of a version that is not known here; train the pool again")
     return manifest
+
+
+def _verify(path: Path) -> None:
+    """Refuse a pool whose files are not those that were written."""
+    if not (path / MANIFEST).is_file():
+        raise PoolError(
+            f"{path} is no pool of drafters: it has no {MANIFEST}; train one with: "
+            "metasd train POOL.toml"
+        )
+    if not (path / CHECKSUMS).exists():
+        raise PoolError(
+            f"the pool {path} has no {CHECKSUMS}; copy or train it again, or, if you trust its "
+            f"files, write it: cd {path} && sha256sum {MANIFEST} {WEIGHTS} > {CHECKSUMS}"
+        )
+    with _damage(path):
+        if (path / CHECKSUMS).read_bytes() != checksums(path).encode():
+            raise OSError(f"not as {CHECKSUMS} says")
 
 
 def load_pool(
@@ -290,7 +314,7 @@ def _damage(path: str | Path) -> Iterator[None]:
         yield
     except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise PoolError(
-            f"{Path(path) / WEIGHTS} is missing or damaged ({error}); copy or train the pool again"
+            f"the pool {path} is damaged, or lacks a file ({error}); copy or train it again"
         ) from None
 
 

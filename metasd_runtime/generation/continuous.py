@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metasd_bandits import ConfigError, Round, Trace, TraceWriter, checks
 from metasd_runtime.decoding.batch import Batch, BatchRow, Mode
+from metasd_runtime.decoding.in_use import Part, in_use
 from metasd_runtime.decoding.loop import Query
 from metasd_runtime.decoding.randomness import row_seed
 from metasd_runtime.decoding.router import Router
@@ -123,15 +124,43 @@ def generate_many(
     for name, wanted in zip(("shadow", "draft_all"), modes, strict=True):
         if wanted:
             raise ConfigError(f"{name} is not done for rows together; use generate, row by row")
-    router = router_for(metasd.router, options, metasd.tokenizer)
-    options = replace(options, seed=options.settled_seed())
-    batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
-    total = len(prompts) if isinstance(prompts, Sized) else None
-    call = _Many(metasd, router, batch, iter(prompts), options, settings)
-    return _ordered(call.run(_reporter(progress, total), total), order)
+    with in_use([metasd.part]):
+        router = router_for(metasd.router, options, metasd.tokenizer)
+        options = replace(options, seed=options.settled_seed())
+        parts = [*router.drafter_parts, *router.policy_parts]
+        with in_use(parts):
+            batch = Batch(metasd.target, router, max_batch, mode, options.settled_seed())
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        call = _Many(metasd, router, batch, iter(prompts), options, settings)
+    outputs = call.run(_reporter(progress, total), total)
+    if not router.carries:
+        return _Results(_ordered(outputs, order), [metasd.part, *parts])
+    kept = _ordered(_keeping(outputs, router.policy_parts), order)
+    return _Results(kept, [metasd.part, *router.drafter_parts])
 
 
-def _ordered(outputs: Iterator[RowOutput], order: Order) -> Iterator[RowOutput]:
+class _Results(Iterator[RowOutput]):
+    """Results as they are asked for, while nobody else uses what makes them."""
+
+    def __init__(self, outputs: Generator[RowOutput, None, None], parts: Sequence[Part]) -> None:
+        self._outputs, self._parts = outputs, parts
+
+    def __next__(self) -> RowOutput:
+        with in_use(self._parts):
+            return next(self._outputs)
+
+    def close(self) -> None:
+        """End the call where it stands."""
+        self._outputs.close()
+
+
+def _keeping(outputs: Iterator[RowOutput], parts: Sequence[Part]) -> Iterator[RowOutput]:
+    """Hold these between the results as well, to the last."""
+    with in_use(parts):
+        yield from outputs
+
+
+def _ordered(outputs: Iterator[RowOutput], order: Order) -> Generator[RowOutput, None, None]:
     """As they come, or each in its turn."""
     held: dict[int, RowOutput] = {}
     turn = 0

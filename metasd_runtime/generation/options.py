@@ -105,7 +105,8 @@ def router_for(
         names = list(pool)
         if isinstance(pool, str) or not names:
             raise checks.ConfigError(
-                f"pool={pool!r} selects nothing; give a list of names, of {', '.join(router.arms)}"
+                f"pool={checks.shown(pool)} selects nothing; "
+                f"give a list of names, of {', '.join(router.arms)}"
             )
         by_name = dict(zip(router.arms, router.drafters, strict=True))
         drafters = [by_name[checks.choice("drafter in pool", n, router.arms)] for n in names]

@@ -49,8 +49,8 @@ class Output:
     statistics: Statistics
     finish: Finish
     prompt_length: int
-    finishes: tuple[Finish, ...] = ()
-    lengths: tuple[int, ...] = ()
+    finishes: tuple[Finish, ...]
+    lengths: tuple[int, ...]
     scores: tuple[Tensor, ...] | None = None
     logits: tuple[Tensor, ...] | None = None
     logprobs: Tensor | None = None
@@ -58,8 +58,9 @@ class Output:
 
     @property
     def new_tokens(self) -> list[int]:
-        """The (first) row's emitted tokens."""
-        return self.sequences[0, self.prompt_length :].tolist()
+        """The (first) row's emitted tokens, without what fills it up."""
+        end = self.prompt_length + self.lengths[0]
+        return self.sequences[0, self.prompt_length : end].tolist()
 
 
 class Interrupted(KeyboardInterrupt):

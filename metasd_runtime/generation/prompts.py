@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from metasd_bandits import checks
 from metasd_runtime.decoding.scores import Scores
 from metasd_runtime.generation.settings import Settled
+from metasd_runtime.model.hf import special_tokens
 
 __all__ = ["Prompt", "check_outputs", "keep_scores", "padding_token", "repeat", "settle_rows"]
 
@@ -70,9 +71,5 @@ def keep_scores(row: Settled, prompt_length: int, logprobs: bool) -> Scores:
 
 
 def padding_token(config: GenerationConfig) -> int:
-    """What fills up a row that ended early: the padding token, else end-of-sequence, else 0."""
-    pad = config.pad_token_id
-    if pad is not None and pad >= 0:
-        return int(pad)
-    eos = config.eos_token_id
-    return int(eos[0] if isinstance(eos, list) else eos or 0)
+    """What fills up a row that ended early."""
+    return special_tokens(config)[1]

@@ -22,7 +22,12 @@ from transformers import (
 from metasd_bandits import checks
 from metasd_runtime.decoding.sampling import Sampling
 from metasd_runtime.decoding.stopping import Stopping
-from metasd_runtime.model.hf import generation_settings, has_default_length, logits_processors
+from metasd_runtime.model.hf import (
+    generation_settings,
+    has_default_length,
+    logits_processors,
+    special_tokens,
+)
 from metasd_runtime.model.target import Target
 
 __all__ = ["GIVES_OUTPUT", "HONOURED", "REFUSED", "Settled", "prompt_tokens", "settle"]
@@ -86,6 +91,9 @@ _INSTEAD = {
     "prompt_lookup_num_tokens": '; prompt lookup is a drafter, drafters=["prompt-lookup"]',
     "assistant_early_exit": '; early exit is a drafter, drafters=["early-exit:L"]',
 }
+# Caches that differ from ours in how they are stored, and in no key or value: where a model's own
+# settings name one, its text is the same here. (One that rounds, or leaves the device, is not.)
+_STORAGE = frozenset({"static", "hybrid", "hybrid_chunked", "sliding_window"})
 # They keep a state that follows the calls, and a rejected draft would leave its trace there.
 _STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
@@ -187,7 +195,7 @@ def settle(
             checks.number(name, settings[name], 0.0, 1.0)
     default_length = has_default_length(target.model, generation_config, settings)
     config, unknown = generation_settings(target.model, generation_config, dict(settings))
-    _refuse(config, unknown)
+    _refuse(config, unknown, target.model.generation_config)
     config.max_length = _max_length(config, len(tokens) + padding, default_length) - padding
     config.min_length = _min_length(config, len(tokens) + padding) - padding
     processors = logits_processors(
@@ -212,18 +220,26 @@ def settle(
         if tokenizer is None:
             raise checks.ConfigError("stop_strings needs the tokenizer; pass tokenizer=...")
         criteria.append(StopStringCriteria(tokenizer, config.stop_strings))
-    stopping = Stopping(config.max_length, target.max_length, _eos(config), criteria)
+    stopping = Stopping(
+        config.max_length, target.max_length, frozenset(special_tokens(config)[0]), criteria
+    )
     return Settled(Sampling(processors, bool(config.do_sample), seed, row), stopping, config)
 
 
-def _refuse(config: GenerationConfig, unknown: dict[str, Any]) -> None:
+def _refuse(config: GenerationConfig, unknown: dict[str, Any], of_model: GenerationConfig) -> None:
     for name in unknown:
         checks.choice("argument of generate", name, HONOURED)
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
-        if not any(value is n or value == n for n in neutral):
-            instead = _INSTEAD.get(name, "")
-            raise checks.ConfigError(f"{name}={value!r} is not supported{instead}; leave it out")
+        if any(value is n or value == n for n in neutral):
+            continue
+        instead = _INSTEAD.get(name, "")
+        fix = "leave it out"
+        if value == getattr(of_model, name, None):
+            if name == "cache_implementation" and value in _STORAGE:
+                continue
+            fix = f"the model's own settings ask for it: model.generation_config.{name} = None"
+        raise checks.ConfigError(f"{name}={checks.shown(value)} is not supported{instead}; {fix}")
     rows = config.num_return_sequences
     if rows is not None and rows > 1 and not config.do_sample:
         raise checks.ConfigError(
@@ -249,10 +265,3 @@ def _min_length(config: GenerationConfig, prompt: int) -> int:
     if config.min_new_tokens is not None:
         return prompt + checks.integer("min_new_tokens", config.min_new_tokens, 0)
     return config.min_length or 0
-
-
-def _eos(config: GenerationConfig) -> frozenset[int]:
-    eos = config.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [int(eos)])

@@ -7,34 +7,58 @@ every forward; where one row of a long text is read, that costs more than the at
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-__all__ = ["GROUPED", "attending", "can_attend", "grouped"]
+__all__ = ["GROUPED", "attending", "can_attend", "grouped", "own_attention"]
 
 GROUPED = "metasd_grouped"
+_EXCHANGED = "metasd"  # what stands in the config of a model whose attention is exchanged
+_function: ContextVar[str] = ContextVar("function", default="sdpa")
+_users: Counter[int] = Counter()  # contexts that last, by the id of the config
+_lock = threading.Lock()
 
 
 def can_attend(model: PreTrainedModel) -> bool:
     """Whether the model's attention is a function that can be exchanged (SDPA's)."""
     config = model.config.get_text_config(decoder=True)
-    return bool(model._can_set_attn_implementation() and config._attn_implementation == "sdpa")
+    return bool(model._can_set_attn_implementation() and own_attention(config) == "sdpa")
+
+
+def own_attention(config: Any) -> str:
+    """The name of a model's attention, whether or not some thread has it exchanged at present."""
+    name: str = config._attn_implementation
+    return "sdpa" if name == _EXCHANGED else name
 
 
 @contextmanager
 def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """While this lasts, the model attends by the function registered under that name."""
+    """While this lasts, the model (which `can_attend`) attends by the function of that name.
+
+    In this thread: a thread that has exchanged nothing attends as ever, though the model's config,
+    which all share, names our dispatcher until the last of them has ended.
+    """
     config = model.config.get_text_config(decoder=True)
-    present = config._attn_implementation
-    config._attn_implementation_internal = name
+    token = _function.set(name)
+    with _lock:
+        _users[id(config)] += 1
+        config._attn_implementation_internal = _EXCHANGED
     try:
         yield
     finally:
-        config._attn_implementation_internal = present
+        with _lock:
+            _users[id(config)] -= 1
+            if not _users[id(config)]:
+                del _users[id(config)]
+                config._attn_implementation_internal = "sdpa"
+        _function.reset(token)
 
 
 def grouped(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -63,5 +87,13 @@ def _grouped(
     return out.reshape(batch, n, heads, -1), weights
 
 
+def _dispatch(module: nn.Module, *arguments: Any, **more: Any) -> tuple[Tensor, Any]:
+    """By the function of the thread that asks."""
+    attend = AttentionInterface()[_function.get()]
+    out: tuple[Tensor, Any] = attend(module, *arguments, **more)
+    return out
+
+
 AttentionInterface.register(GROUPED, _grouped)
-AttentionMaskInterface.register(GROUPED, AttentionMaskInterface()["sdpa"])
+AttentionInterface.register(_EXCHANGED, _dispatch)
+AttentionMaskInterface.register(_EXCHANGED, AttentionMaskInterface()["sdpa"])

@@ -16,7 +16,7 @@ import transformers
 from filelock import FileLock
 from torch import Tensor
 
-from metasd_bandits.cache import cache_dir
+from metasd_bandits.cache import cache_folder
 
 __all__ = ["give_up", "graph_name", "kept_graph", "relative_error"]
 
@@ -63,8 +63,7 @@ def kept_graph(
     Exception
         Whatever tracing, the compiler or the loader make of it.
     """
-    path = cache_dir() / "compiled" / f"{name}.pt2"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = cache_folder("compiled") / f"{name}.pt2"
     with FileLock(f"{path}.lock"):
         if not path.exists():
             begin = time.perf_counter()

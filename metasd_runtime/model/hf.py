@@ -25,6 +25,7 @@ __all__ = [
     "new_layers",
     "output_width",
     "refuse_stateful",
+    "special_tokens",
     "unwrapped",
 ]
 
@@ -262,6 +263,18 @@ def output_width(model: PreTrainedModel) -> int:
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
         return weight.shape[0]
     return int(head.out_features)
+
+
+def special_tokens(config: GenerationConfig) -> tuple[list[int], int]:
+    """What ends a text, and what fills up a row: as `generate` reads a settled config.
+
+    The ids may have been given in any form that makes a tensor. The filler is the padding token,
+    else the first that ends a text, else 0.
+    """
+    eos: Tensor | None = config._eos_token_tensor
+    pad: Tensor | None = config._pad_token_tensor
+    ends = [] if eos is None else eos.flatten().tolist()
+    return ends, int(pad) if pad is not None and pad >= 0 else next(iter(ends), 0)
 
 
 def end_tokens(model: Any) -> int | list[int]:

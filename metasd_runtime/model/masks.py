@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metasd_bandits import checks
+from metasd_runtime.model.attention import own_attention
 from metasd_runtime.model.tree import Block, ancestry
 
 __all__ = ["Masks", "refuse_other_logits"]
@@ -27,7 +29,7 @@ class Masks:
     def __init__(self, model: PreTrainedModel) -> None:
         text = model.config.get_text_config(decoder=True)
         name = type(model).__name__
-        attention = text._attn_implementation
+        attention = own_attention(text)
         if attention not in ("sdpa", "eager"):
             raise checks.ConfigError(
                 f"{name} attends through {attention!r}, which takes no mask of our own; "
@@ -89,6 +91,7 @@ def _plant(block: Block, keys: Tensor, seen: Tensor) -> None:
     own[:, places] = ancestry(block.parents).to(seen.device)
 
 
+_trial = threading.RLock()  # other threads wait until a model is known to be fit
 _tried: dict[str, weakref.WeakSet[PreTrainedModel]] = {}
 
 
@@ -118,9 +121,21 @@ def refuse_other_logits(
     ConfigError
         With the architecture's name.
     """
-    fit, name = _tried.setdefault(what, weakref.WeakSet()), type(model).__name__
-    if model in fit:
-        return
+    with _trial:
+        fit = _tried.setdefault(what, weakref.WeakSet())
+        if model not in fit:
+            _try(model, what, instead, ours, plain, fit)
+
+
+def _try(
+    model: PreTrainedModel,
+    what: str,
+    instead: str,
+    ours: Callable[[], Sequence[Tensor]],
+    plain: Callable[[], Sequence[Tensor]],
+    fit: weakref.WeakSet[PreTrainedModel],
+) -> None:
+    name = type(model).__name__
     fit.add(model)  # the trial itself reads with our masks
     try:
         for logits, expected in zip(ours(), plain(), strict=True):
@@ -129,7 +144,8 @@ def refuse_other_logits(
             apart = float((logits - expected).abs().max() / expected.abs().max())
             if not apart <= tolerance:
                 raise checks.ConfigError(
-                    f"{name} cannot {what} (its logits differ by {apart:.1%}); {instead}"
+                    f"{name} cannot {what} (its logits differ by {apart:.2g} of the largest); "
+                    f"{instead}"
                 )
     except checks.ConfigError:
         fit.discard(model)

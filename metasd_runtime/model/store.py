@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from metasd_bandits.cache import cache_dir
+from metasd_bandits.cache import CacheError, cache_dir, cache_folder
 
 __all__ = ["ModelError", "StoredModel", "build", "find", "remove", "verify"]
 
@@ -113,13 +113,6 @@ def build(
         Build again even where the model is stored already.
     """
     final = folder(name)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(
-            f"cannot write the model cache {final.parent} ({error.strerror}); "
-            "set METASD_CACHE to a folder that can be written"
-        ) from error
     with _lock(name):
         stored = None if replace else _find_whole(name)
         if stored is not None:
@@ -154,7 +147,10 @@ def sha256(file: Path) -> str:
 
 
 def _lock(name: str) -> FileLock:
-    return FileLock(folder(name).parent / f".{name}.lock")
+    try:
+        return FileLock(cache_folder("models") / f".{name}.lock")
+    except CacheError as error:
+        raise ModelError(str(error)) from error
 
 
 def _find_whole(name: str) -> StoredModel | None:

@@ -92,10 +92,13 @@ def rates_by_domain(name: str, values: Any) -> NDArray[np.float64]:
         table = np.atleast_2d(np.asarray(values, dtype=np.float64))
     except ValueError:
         raise checks.ConfigError(
-            f"{name}={values!r} is no table of rates; give K numbers, or rows of K numbers each"
+            f"{name}={checks.shown(values)} is no table of rates; "
+            "give K numbers, or rows of K numbers each"
         ) from None
     if table.ndim != 2 or table.shape[1] == 0:
-        raise checks.ConfigError(f"{name}={values!r} holds no drafter; give at least one rate")
+        raise checks.ConfigError(
+            f"{name}={checks.shown(values)} holds no drafter; give at least one rate"
+        )
     for value in table.ravel().tolist():
         checks.number(name, value, 0.0, 1.0)
     return table

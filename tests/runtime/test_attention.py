@@ -10,7 +10,7 @@ from tiny_models import ATTENTION, build
 from torch import nn
 from transformers import AttentionInterface
 
-from metasd_runtime.model.attention import GROUPED, attending
+from metasd_runtime.model.attention import GROUPED, can_attend, grouped, own_attention
 from metasd_runtime.model.target import CachedModel
 
 
@@ -53,8 +53,10 @@ def test_a_model_attends_as_before_afterwards(name) -> None:
     model = build(*ATTENTION[name])
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    with attending(model, GROUPED):
-        assert config._attn_implementation == GROUPED
+    exchanged = can_attend(model)
+    with grouped(model):
+        assert (config._attn_implementation != before) == exchanged
+        assert own_attention(config) == before
     assert config._attn_implementation == before
 
 

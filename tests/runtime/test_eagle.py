@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from metasd_runtime.drafters.pool import (
     PoolError,
     Trained,
     as_stored,
+    checksums,
     fingerprint,
     load_pool,
+    read_trained,
     save_pool,
 )
 from metasd_runtime.metasd import MetaSD
@@ -268,6 +272,23 @@ def test_the_fingerprint_does_not_mind_the_dtype(tiny_llama: Callable[..., Any])
     assert fingerprint(model) != print_
 
 
+@pytest.mark.parametrize("name", ["pool.safetensors", "manifest.json", "SHA256SUMS"])
+def test_one_flipped_bit_anywhere_is_refused(model: Any, saved: Any, name: str) -> None:
+    """In the header, in the middle of the weights, in a metric, in a checksum."""
+    target, file = Target(model), saved[0] / name
+    whole = file.read_bytes()
+    draws = random.Random(0)
+    for place in [0, len(whole) - 1, *draws.sample(range(len(whole)), 12)]:
+        flipped = whole[place] ^ 1 << draws.randrange(8)
+        file.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+        with pytest.raises(PoolError, match="damaged"):
+            load_pool(saved[0], target)
+        with pytest.raises(PoolError, match="damaged"):
+            read_trained(saved[0])
+    file.write_bytes(whole)
+    assert load_pool(saved[0], target)
+
+
 def test_missing_and_damaged_pools_are_refused(model: Any, saved: Any, tmp_path: Path) -> None:
     target, path = Target(model), saved[0]
     with pytest.raises(PoolError, match="metasd train"):
@@ -275,15 +296,24 @@ def test_missing_and_damaged_pools_are_refused(model: Any, saved: Any, tmp_path:
     weights = path / "pool.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
-    with pytest.raises(PoolError, match="missing or damaged"):
+    with pytest.raises(PoolError, match="damaged"):
         load_pool(path, target)
     weights.unlink()
-    with pytest.raises(PoolError, match="missing or damaged"):
+    with pytest.raises(PoolError, match="lacks a file"):
         load_pool(path, target)
+    weights.write_bytes(whole)
+    sums = path / "SHA256SUMS"
+    sums.unlink()
+    with pytest.raises(PoolError, match="sha256sum") as error:
+        load_pool(path, target)
+    subprocess.run(str(error.value).partition("write it: ")[2], shell=True, check=True)
+    assert load_pool(path, target)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+    sums.write_text(checksums(path))
     with pytest.raises(PoolError, match="version"):
         load_pool(path, target)
     (path / "manifest.json").write_text("{")
+    sums.write_text(checksums(path))
     with pytest.raises(PoolError, match="damaged"):
         load_pool(path, target)

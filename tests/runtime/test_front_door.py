@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -92,6 +94,9 @@ HONOURED = {
     "min_new_tokens": {"max_new_tokens": 25, "min_new_tokens": 12, "eos_token_id": [2, 5, 9]},
     "min_length": {"max_new_tokens": 25, "min_length": 18, "eos_token_id": [2, 5, 9]},
     "eos_token_id": {"max_new_tokens": 25, "eos_token_id": [2, 5, 9, 14]},
+    "eos_token_id, a tuple": {"max_new_tokens": 25, "eos_token_id": (2, 5, 9, 14)},
+    "eos_token_id, an array": {"max_new_tokens": 25, "eos_token_id": np.array([2, 5, 9, 14])},
+    "eos_token_id, a tensor": {"max_new_tokens": 25, "eos_token_id": torch.tensor([5, 14])},
     "exponential_decay": {
         "max_new_tokens": 25,
         "eos_token_id": 2,
@@ -298,6 +303,46 @@ def test_the_rest_is_refused_by_name(model, metasd, ids, name):
         warnings.simplefilter("ignore")
         with pytest.raises(ConfigError, match=name if name != "num_return_sequences" else "num_"):
             model.generate(ids, custom_generate=metasd, max_new_tokens=4, **PLAIN, **REFUSED[name])
+
+
+@pytest.fixture
+def of_model(model):
+    """The model's own settings, put back afterwards."""
+    before = model.generation_config
+    model.generation_config = copy.deepcopy(before)
+    yield model.generation_config
+    model.generation_config = before
+
+
+@pytest.mark.parametrize("storage", ["static", "sliding_window", "hybrid_chunked"])
+def test_a_models_own_cache_is_honoured_where_only_storage_differs(
+    model, metasd, ids, of_model, storage
+):
+    arguments = {**PLAIN, "max_new_tokens": 12}
+    plain = model.generate(ids, **arguments)
+    of_model.cache_implementation = storage
+    assert metasd.generate(ids, **arguments).tolist() == plain.tolist()
+    assert model.generate(ids, custom_generate=metasd, **arguments).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache_implementation", "quantized"),
+        ("cache_implementation", "offloaded"),
+        ("num_beams", 3),
+    ],
+)
+def test_what_a_models_own_settings_ask_in_vain_says_what_to_write(
+    model, metasd, ids, of_model, name, value
+):
+    setattr(of_model, name, value)
+    with pytest.raises(ConfigError) as error:
+        metasd.generate(ids, max_new_tokens=4, **PLAIN)
+    remedy = f"model.generation_config.{name} = None"
+    assert str(error.value).endswith(remedy)
+    exec(remedy, {"model": model})
+    assert metasd.generate(ids, max_new_tokens=4, **PLAIN).shape == (1, ids.shape[1] + 4)
 
 
 def test_an_assistant_is_refused_by_name(model, metasd, tiny_llama, ids):

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "generate.md"
 def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys, smollm):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), namespace)

@@ -108,7 +108,7 @@ def test_remove(cache):
 def test_an_unwritable_cache_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("METASD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match=r"cannot write the model cache .* set METASD_CACHE"):
+    with pytest.raises(ModelError, match=r"cannot write the cache folder .* set METASD_CACHE"):
         store.build("m", make)
 
 

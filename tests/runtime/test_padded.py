@@ -42,6 +42,24 @@ def test_the_sequences_are_those_of_generate(tiny_llama, target, seed, limit):
     for row, length in enumerate(output.lengths):
         new = expected[row, ids.shape[1] :].tolist()
         assert new[length:] == [PAD] * (len(new) - length)
+    assert output.new_tokens == expected[0, ids.shape[1] :].tolist()[: output.lengths[0]]
+
+
+def test_new_tokens_of_a_row_that_ended_early_are_what_it_emitted(target):
+    """The first row ends by its own token, the others go on to the limit."""
+    ids, mask = padded(1)
+    plain = target.generate(
+        ids[:1], attention_mask=mask[:1], max_new_tokens=25, do_sample=False, eos_token_id=None
+    )
+    last = plain[0, ids.shape[1] + 3 :][:1].tolist()
+    texts = MetaSD(target).generate(
+        ids, attention_mask=mask, max_new_tokens=25, eos_token_id=last, return_dict_in_generate=True
+    )
+    emitted = plain[0, ids.shape[1] :].tolist()
+    emitted = emitted[: emitted.index(last[0]) + 1]
+    assert texts.sequences.shape[1] > ids.shape[1] + len(emitted)
+    assert texts.new_tokens == emitted
+    assert texts.lengths[0] == len(emitted)
 
 
 def test_rows_without_padding_need_no_mask(target):
