@@ -6,6 +6,7 @@ from sim.costs import Costs
 from sim.environment import Environment
 from sim.lengths import Empirical, EndOfText, Fixed
 from sim.schedules import Adversarial, Drifting, MarkovSwitching, Piecewise, Stationary
+from sim.several import Drafter, Several
 from sim.simulate import (
     BanditRuns,
     InterpretedWarning,
@@ -25,6 +26,7 @@ __all__ = [
     "Bernoulli",
     "Clustered",
     "Costs",
+    "Drafter",
     "Drifting",
     "Empirical",
     "EndOfText",
@@ -39,6 +41,7 @@ __all__ = [
     "RewardTable",
     "Rounds",
     "Runs",
+    "Several",
     "Stationary",
     "against_ucb",
     "sample_rounds",

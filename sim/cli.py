@@ -18,6 +18,7 @@ from sim.paper import save_fitted
 from sim.report import Report
 from sim.studies.ablate import SUBJECTS
 from sim.studies.ablate import ablate as ablation
+from sim.studies.blocks import SLOPES, blocks_study
 from sim.studies.calibrate import calibrate_study
 from sim.studies.calibrate import what_if as what_if_study
 from sim.studies.fit import REFITS, fit
@@ -233,6 +234,36 @@ def what_if(
         jobs=workers(jobs, backend, scheduler),
     )
     present(report, as_json, None)
+
+
+@app.command("blocks")
+@plainly
+def one_block(
+    slopes: Annotated[
+        str, typer.Option(help="Time of each node beyond the fifth, in plain steps; several.")
+    ] = ",".join(f"{slope:g}" for slope in SLOPES),
+    rounds: Annotated[int, typer.Option(help="Rounds of one run.")] = 400,
+    correlation: Annotated[float, typer.Option(help="Of drafters at one position, 0 to 1.")] = 0.5,
+    policy: Annotated[str, typer.Option(help="What chooses one drafter a round.")] = "ucb:beta=0.1",
+    replications: Replications = 40,
+    seed: Seed = 0,
+    jobs: JobCount = 1,
+    backend: Backend = "loky",
+    scheduler: Scheduler = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """One block out of several drafters' tokens, against choosing one drafter."""
+    report = blocks_study(
+        slopes=numbers("slopes", slopes),
+        rounds=rounds,
+        correlation=correlation,
+        policy=policy,
+        replications=replications,
+        seed=seed,
+        jobs=workers(jobs, backend, scheduler),
+    )
+    present(report, as_json, plot)
 
 
 @app.command()
