@@ -22,6 +22,7 @@ __all__ = ["Bootstrap", "Estimate", "ReplayError", "UnitSums"]
 
 MOST_UNITS = 2048
 FEWEST_UNITS = 10
+ONE_QUERY = "one query: the interval takes its rounds as units and tells of this query alone"
 
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -40,7 +41,7 @@ class Estimate:
         ``reward per round``, ``tokens per round``, ``rounds to B tokens``, ...
     value, low, high : float
         The estimate and its confidence interval; the interval is NaN where the log has too few
-        independent units to tell.
+        independent units to tell, as where a policy learns across all of it.
     level : float
         The interval's nominal coverage, in (0, 1).
     method : str
@@ -160,11 +161,21 @@ class Bootstrap:
             part[:] = counts @ sums
 
     def interval(self, statistic: Statistic) -> tuple[float, float]:
-        """The interval of a function of totals, (R, C) -> (R,); NaN with fewer than 10 units."""
-        if not len(self._totals):
-            return math.nan, math.nan
+        """The interval of a function of totals, (R, C) -> (R,); NaN with one unit.
+
+        With 2 to 9 units it is Student's, U - 1 degrees of freedom, around the estimate, with the
+        jackknife's variance (few resamples differ, so that a bootstrap would be too short).
+        """
+        U = len(self._sums)
         total = self._sums.sum(axis=0)
         value = float(statistic(total[None])[0])
+        if U < 2:
+            return math.nan, math.nan
+        if not len(self._totals):
+            left_out = statistic(total - self._sums)
+            error = math.sqrt((U - 1) / U * float(((left_out - left_out.mean()) ** 2).sum()))
+            half = float(student.ppf((1.0 + self._level) / 2.0, U - 1)) * error
+            return value - half, value + half
         draws = statistic(self._totals)
         draws = np.sort(draws[np.isfinite(draws)])
         if not len(draws) or draws[0] == draws[-1]:
@@ -176,7 +187,6 @@ class Bootstrap:
         scale = float((spread**2).sum()) ** 1.5
         acceleration = float((spread**3).sum()) / (6.0 * scale) if scale > 0.0 else 0.0
         tail = (1.0 - self._level) / 2.0
-        U = len(self._sums)
         wide = math.sqrt(U / (U - 1)) * student.ppf(1.0 - tail, U - 1)
         z = bias + np.array([-wide, wide])
         low, high = np.quantile(draws, ndtr(bias + z / (1.0 - acceleration * z)))

@@ -47,7 +47,7 @@ ScopeOption = Annotated[
     str, typer.Option(help="query (forget at each query) or carried (never forget).")
 ]
 Seeds = Annotated[int, typer.Option(help="Runs of the policy, seeds 0, 1, ...")]
-Tokens = Annotated[int | None, typer.Option(help="B: also report rounds to B tokens.")]
+Tokens = Annotated[int | None, typer.Option(help="B: also report rounds and steps to B tokens.")]
 Level = Annotated[float, typer.Option(help="Coverage of the intervals.")]
 Floor = Annotated[float | None, typer.Option(help="Least propensity, for rejection.")]
 Clip = Annotated[float | None, typer.Option(help="Largest weight, for clipped-ips.")]
@@ -191,6 +191,7 @@ def compare(
                 f"{gap.value:+.4f}" if gap else "", _interval(gap) if gap else "",
             )  # fmt: skip
         _console().print(table)
+    _print_notes([e for r in results for e in r.estimates.values()])
     for quantity, reason in results[0].unanswered.items():
         _console().print(f"{quantity}: not told, {reason}")
 
@@ -242,6 +243,7 @@ def plot(
     scope: ScopeOption = "query",
     seeds: Seeds = 1,
     logs: Annotated[int, typer.Option(help="coverage: trial logs.")] = 200,
+    queries: Annotated[int, typer.Option(help="coverage: queries of each trial log.")] = 60,
     as_json: AsJson = False,
 ) -> None:
     """Draw curves of full replay, the intervals' coverage, or the log's support."""
@@ -254,7 +256,7 @@ def plot(
     if kind in ("reward", "regret", "shares") and not chosen:
         raise checks.ConfigError(f"plot --kind {kind} needs at least one policy")
     with _progress(None, kind, quiet=as_json, total=logs if kind == "coverage" else None) as step:
-        numbers = pictures.draw(reader, picture, kind, chosen, scope, seeds, logs, step)
+        numbers = pictures.draw(reader, picture, kind, chosen, scope, seeds, logs, queries, step)
     if as_json:
         _print_json({"picture": str(picture), **numbers})
     else:
@@ -302,10 +304,13 @@ def _print_estimates(policy: str, estimates: list[Estimate]) -> None:
             e.quantity, e.method, _number(e.value), _interval(e), f"{e.accepted:,} of {e.rounds:,}",
             f"{e.effective:,.0f}", f"{e.largest_weight:.3g}", f"{e.n_units:,} {e.unit}",
         )  # fmt: skip
-    console = _console()
-    console.print(table)
+    _console().print(table)
+    _print_notes(estimates)
+
+
+def _print_notes(estimates: list[Estimate]) -> None:
     for note in dict.fromkeys(note for e in estimates for note in e.notes):
-        console.print(f"note: {note}")
+        _console().print(f"note: {note}")
 
 
 def _console() -> Console:
@@ -327,7 +332,7 @@ def _number(x: float) -> str:
 
 
 def _interval(e: Estimate) -> str:
-    return "too few units" if e.low != e.low else f"{e.low:.4f} to {e.high:.4f}"
+    return "none" if e.low != e.low else f"{e.low:.4f} to {e.high:.4f}"
 
 
 def _pair(name: str, text: str) -> tuple[float, float]:

@@ -38,13 +38,13 @@ def interval_coverage(
     Parameters
     ----------
     source : path, Trace or Reader
-        A full-information trace of at least 10 queries that fits into memory.
+        A full-information trace of many queries that fits into memory.
     target : as in `metasd_bandits.replay.estimators.estimate`
         Its probabilities must not depend on the round.
     levels : sequence of float
         Nominal coverages.
     n_logs, queries : int
-        Trial logs, and queries drawn (with replacement) for each.
+        Trial logs, and queries drawn (with replacement) for each, at least 2.
     logger : (K,) array_like, optional
         The trial logger's probabilities; default uniform.
     seed : int
@@ -56,7 +56,7 @@ def interval_coverage(
     dict of str to (len(levels),) array
     """
     reader = open_trace(source)
-    checks.integer("queries", queries, 10)
+    checks.integer("queries", queries, 2)
     whole = concatenated(reader.batches(("rewards",)))
     rewards = whole.full("rewards")
     if rewards is None or np.isnan(rewards).any():
@@ -98,5 +98,6 @@ def _trial_log(
         "reward": rewards[arm, at],
         "propensity": p[arm],
         "emitted": np.ones(len(at), dtype=np.int64),
+        "step": np.full(len(at), np.nan),
     }
     return ColumnReader(reader.header, batch)

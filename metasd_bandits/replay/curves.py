@@ -1,8 +1,8 @@
 """How a replayed policy does over the rounds of a query: reward, regret and arm shares, with bands.
 
 Queries are dealt into at most 64 groups by their number; each group gives one curve, and the
-band comes from the spread between groups. With fewer than 10 queries the runs of different seeds
-take the place of groups.
+band, Student's, comes from the spread between groups. With one query the runs of different seeds
+take the place of groups. A policy that learns across queries has no band.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from metasd_bandits.intervals import FEWEST_UNITS
 from metasd_bandits.policy import Policy
-from metasd_bandits.registry import make_policy
-from metasd_bandits.replay.full import Scope, Source, decisions
-from metasd_bandits.replay.results import policy_text
+from metasd_bandits.replay.full import Scope, Source, decisions, scoped
+from metasd_bandits.replay.results import learns_across, policy_text
 from metasd_bandits.traces.columns import Reader, open_trace
 
 __all__ = ["Curve", "Curves", "replay_curves"]
@@ -30,7 +28,7 @@ PLACES = 200
 
 @dataclass(frozen=True)
 class Curve:
-    """A mean and its pointwise band, each (P,)."""
+    """A mean and its pointwise band, each (P,); the band is NaN where nothing tells it."""
 
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
@@ -80,9 +78,9 @@ def replay_curves(
     level : float
         Pointwise coverage of the bands.
     """
-    reader, policy = open_trace(source), make_policy(policy)
+    reader, policy = open_trace(source), scoped(policy, scope)
     n_queries, longest, best = _shape(reader)
-    by_query = n_queries >= FEWEST_UNITS
+    by_query = n_queries > 1
     width = math.ceil(longest / PLACES)
     K, G = len(reader.header.arms), GROUPS if by_query else len(seeds)
     P = math.ceil(longest / width)
@@ -100,6 +98,7 @@ def replay_curves(
             for sums, values in ((n, None), (reward, got), (lost, lacking)):
                 sums += np.bincount(cell, values, minlength=G * P).reshape(G, P)
             shares += np.bincount(x * K + arms, minlength=P * K).reshape(P, K)
+    level = math.nan if learns_across(policy) else level
     with np.errstate(invalid="ignore"):
         return Curves(
             policy_text(policy),
@@ -142,12 +141,12 @@ def _shape(reader: Reader) -> tuple[int, int, int]:
 
 
 def _band(groups: NDArray[np.float64], level: float) -> Curve:
-    """Mean over groups that have the place, and a Student band."""
+    """Mean over groups that have the place, and a Student band; NaN of one group or no level."""
     there = np.isfinite(groups)
     G = np.maximum(there.sum(axis=0), 1)
     mean = np.where(there, groups, 0.0).sum(axis=0) / G
     spread = np.where(there, (groups - mean) ** 2, 0.0).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         half = student.ppf((1.0 + level) / 2.0, G - 1) * np.sqrt(spread / (G - 1) / G)
-    half = np.where(G > 1, half, 0.0)
+    half = np.where(G > 1, half, math.nan)
     return Curve(mean, mean - half, mean + half)

@@ -17,7 +17,9 @@ w = pi(a) / p(a), and with m(a) a model of the outcome x (reward, or tokens):
 
 Rounds to B tokens follow from the first two moments of a round's tokens Y by the renewal theorem:
 E[tau] = (B + E[Y (Y - 1)] / (2 E[Y])) / E[Y], exact but for a term that vanishes exponentially in
-B where rounds are independent.
+B where rounds are independent. The rounds' durations T, in plain target steps, give the speed
+E[Y] / E[T], in tokens per step, and the steps to B tokens, E[tau] E[T] by Wald's equation. Both
+take numerator and denominator from one resample.
 
 A learning policy is refused here: its probabilities depend on what *it* has seen.
 """
@@ -33,6 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from metasd_bandits import checks
 from metasd_bandits.intervals import (
     FEWEST_UNITS,
+    ONE_QUERY,
     Bootstrap,
     Estimate,
     ReplayError,
@@ -42,7 +45,7 @@ from metasd_bandits.policies.fixed import Fixed
 from metasd_bandits.policies.uniform import Uniform
 from metasd_bandits.policy import Policy
 from metasd_bandits.registry import make_policy
-from metasd_bandits.replay.full import Progress, Source, check_rewards
+from metasd_bandits.replay.full import UNTIMED, Progress, Source, check_rewards
 from metasd_bandits.traces.columns import Batch, Reader, ahead, open_trace
 
 __all__ = ["ESTIMATORS", "estimate", "target_probabilities"]
@@ -52,10 +55,17 @@ Target = str | Policy | Mapping[str, float] | Sequence[float] | Callable[[Batch]
 Model = Callable[[Batch], ArrayLike]
 
 # Columns of the sums: n, w, cut weight, then for each estimator's numerator (all but snips share
-# w x) the outcomes reward, Y, Y^2.
-N, WEIGHT, EXCESS, WX, CLIPPED, DR = 0, 1, 2, 3, 6, 9
-_LOGGED = ("arm", "reward", "propensity", "emitted")
-_ALIKE = "rounds to B tokens takes queries as alike; where they differ, the true mean is larger"
+# w x) the outcomes reward, Y, Y^2, T.
+N, WEIGHT, EXCESS, WX, CLIPPED, DR, COLUMNS = 0, 1, 2, 3, 7, 11, 15
+REWARD, TOKENS, SQUARE, STEPS = range(4)
+_LOGGED = ("arm", "reward", "propensity", "emitted", "step")
+_ALIKE = {
+    "rounds to": "rounds to B tokens takes queries as alike; where they differ, the true mean is "
+    "larger",
+    "steps to": "steps to B tokens takes queries as alike; where they differ, the true mean is "
+    "larger, unless slow queries have short rounds",
+}
+_UNTIMED = f"tokens per step and steps to B tokens are not told: {UNTIMED}"
 
 
 def estimate(
@@ -70,7 +80,7 @@ def estimate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Estimate]:
-    """Reward per round, tokens per round and rounds to B tokens under a stationary target.
+    """Reward, tokens and speed, and rounds and steps to B tokens, under a stationary target.
 
     Parameters
     ----------
@@ -82,7 +92,7 @@ def estimate(
     methods : sequence of str
         Of `ESTIMATORS`.
     tokens : int, optional
-        B; asks for the rounds to B tokens.
+        B; asks for the rounds and steps to B tokens.
     clip : float, optional
         M, above 0; default sqrt(n).
     model : callable, optional
@@ -91,15 +101,18 @@ def estimate(
     level : float
         Coverage of the intervals.
     seed : int
-        Of the bootstrap, which resamples queries where there are at least 10, else rounds (or
-        blocks of them), numerator and denominator together.
+        Of the bootstrap, which resamples queries, or the rounds (or blocks of them) of a log of
+        one query, numerator and denominator together. With 2 to 9 queries the interval is
+        Student's over queries.
     progress : callable, optional
         Told the number of rounds after each batch.
 
     Returns
     -------
     list of Estimate
-        By method, then quantity.
+        By method, then quantity: ``reward per round``, and where the log tells ``tokens per
+        round``, ``tokens per step``, ``rounds to B tokens``, ``steps to B tokens``. Where rounds
+        are untimed a note at the tokens per round says so.
 
     Raises
     ------
@@ -118,25 +131,27 @@ def estimate(
     log = _survey(reader, probabilities)
     M = math.sqrt(log.rounds) if clip is None else checks.number("clip", clip, 0.0, open_low=True)
     sums, unit = _summed(reader, probabilities, log, M, model, progress)
-    quantities = _quantities(reader.header.draft_length, tokens)
+    quantities = _quantities(reader.header.draft_length, tokens, log.timed)
     lost = float(sums[:, EXCESS].sum()) / log.rounds
-    largest_outcome = (1.0, float(reader.header.draft_length + 1))
-    bootstrap, result = Bootstrap(sums, level, seed), []
+    gain = lost * np.array([1.0, reader.header.draft_length + 1.0, math.nan, log.longest])
+    bootstrap, total, result = Bootstrap(sums, level, seed), sums.sum(axis=0)[None], []
     for method in methods:
-        for i, quantity in enumerate(quantities):
-            statistic = _statistic(method, i, tokens)
+        for quantity in quantities:
+            statistic = _statistic(method, quantity, tokens)
             low, high = bootstrap.interval(statistic)
-            value = float(statistic(sums.sum(axis=0)[None])[0])
-            notes: tuple[str, ...] = (_ALIKE,) if i == 2 else ()
+            notes = tuple(note for start, note in _ALIKE.items() if quantity.startswith(start))
+            notes += (_UNTIMED,) if quantity == "tokens per round" and not log.timed else ()
+            notes += () if unit == "query" else (ONE_QUERY,)
             if method == "clipped-ips" and lost > 0.0:
-                low, high = _widened(low, high, lost, i, largest_outcome, tokens)
+                means = total[0, CLIPPED : CLIPPED + 4] / log.rounds
+                low, high = _widened(low, high, quantity, gain, means, tokens)
                 notes += (
                     f"clipping at {M:g} cut {lost:.2%} of the weight; the interval allows it",
                 )
             result.append(
                 Estimate(
-                    quantity, value, low, high, level, method, unit, len(sums), log.rounds,
-                    log.used, log.effective, log.largest, notes,
+                    quantity, float(statistic(total)[0]), low, high, level, method, unit,
+                    len(sums), log.rounds, log.used, log.effective, log.largest, notes,
                 )
             )  # fmt: skip
     return result
@@ -151,7 +166,7 @@ def _summed(
     progress: Progress | None,
 ) -> tuple[NDArray[np.float64], str]:
     """The sums that all estimators are ratios of, by unit of resampling, and the unit's name."""
-    by_query, by_round, done = UnitSums(12), UnitSums(12), 0
+    by_query, by_round, done = UnitSums(COLUMNS), UnitSums(COLUMNS), 0
     for batch in ahead(reader.batches(_LOGGED)):
         columns = _columns(batch, probabilities(batch), log, M, model)
         by_query.add(batch.query, *columns)
@@ -159,20 +174,23 @@ def _summed(
         done += len(batch)
         if progress:
             progress(len(batch))
-    unit = "query" if len(reader.query_names) >= FEWEST_UNITS else "round"
+    unit = "query" if len(reader.query_names) > 1 else "round"
     sums = (by_query if unit == "query" else by_round).sums
-    _check_weights(sums, unit)
+    _check_weights(by_round.sums)
     return sums, "block of rounds" if unit == "round" and len(sums) < done else unit
 
 
-def _quantities(draft_length: int, tokens: int | None) -> list[str]:
+def _quantities(draft_length: int, tokens: int | None, timed: bool) -> list[str]:
     """What can be told; a log that was imported has a draft length of 0 and no tokens."""
-    if draft_length:
-        to_B = [] if tokens is None else [f"rounds to {tokens} tokens"]
-        return ["reward per round", "tokens per round", *to_B]
+    if not draft_length:
+        if tokens is not None:
+            raise ReplayError("this log holds no tokens (it was imported); leave tokens out")
+        return ["reward per round"]
+    found = ["reward per round", "tokens per round"]
+    found += ["tokens per step"] if timed else []
     if tokens is not None:
-        raise ReplayError("this log holds no tokens (it was imported); leave tokens out")
-    return ["reward per round"]
+        found += [f"{what} to {tokens} tokens" for what in ("rounds", "steps")[: 1 + timed]]
+    return found
 
 
 def target_probabilities(target: Target, reader: Reader) -> Callable[[Batch], NDArray[np.float64]]:
@@ -225,7 +243,8 @@ class _Log:
 
     def __init__(self, K: int) -> None:
         self.n = np.zeros(K)
-        self.totals = np.zeros((3, K))
+        self.totals = np.zeros((4, K))
+        self.timed, self.longest = True, 0.0  # longest round, in plain target steps
         self.rounds = self.used = 0
         self.weight = self.squared = self.largest = 0.0
 
@@ -235,7 +254,7 @@ class _Log:
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """Mean reward, tokens and squared tokens of each arm, (3, K)."""
+        """Mean reward, tokens, squared tokens and steps of each arm, (4, K)."""
         return self.totals / np.maximum(self.n, 1.0)
 
 
@@ -252,6 +271,9 @@ def _survey(reader: Reader, probabilities: Callable[[Batch], NDArray[np.float64]
             raise ReplayError("the log holds a reward of nan")
         wanted |= (pi > 0.0).any(axis=1)
         w = chosen / p
+        step = batch["step"]
+        log.timed &= bool((np.isfinite(step) & (step > 0.0)).all())
+        log.longest = max(log.longest, float(np.nanmax(step, initial=0.0)))
         log.n += np.bincount(arm, minlength=K)
         for row, x in zip(log.totals, _outcomes(batch), strict=True):
             row += np.bincount(arm, x, minlength=K)
@@ -290,7 +312,8 @@ def _check_propensities(p: NDArray[np.float64], chosen: NDArray[np.float64]) -> 
 
 def _outcomes(batch: Batch) -> tuple[NDArray[np.float64], ...]:
     tokens = batch["emitted"].astype(np.float64)
-    return batch["reward"], tokens, tokens**2
+    step = np.nan_to_num(batch["step"], posinf=0.0)  # unused where a round is untimed
+    return batch["reward"], tokens, tokens**2, step
 
 
 def _columns(
@@ -316,46 +339,57 @@ def _columns(
 
 
 def _statistic(
-    method: str, outcome: int, tokens: int | None
+    method: str, quantity: str, tokens: int | None
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     first = {"ips": WX, "snips": WX, "clipped-ips": CLIPPED, "dr": DR}[method]
     bottom = WEIGHT if method == "snips" else N
 
-    def mean(totals: NDArray[np.float64], i: int) -> NDArray[np.float64]:
+    def value(totals: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return totals[:, first + i] / totals[:, bottom]
+            means = totals[:, first : first + 4].T / totals[:, bottom]
+            if quantity == "reward per round":
+                return means[REWARD]
+            if quantity == "tokens per round":
+                return means[TOKENS]
+            if quantity == "tokens per step":
+                return means[TOKENS] / means[STEPS]
+            assert tokens is not None
+            rounds = _rounds_to(tokens, means[TOKENS], means[SQUARE])
+            return rounds * means[STEPS] if quantity.startswith("steps") else rounds
 
-    if outcome < 2:
-        return lambda totals: mean(totals, outcome)
-    assert tokens is not None
-    B = tokens
-    return lambda totals: _rounds_to(B, mean(totals, 1), mean(totals, 2))
+    return value
 
 
 def _rounds_to(
     B: int, mean: NDArray[np.float64], square: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (B + (square - mean) / (2.0 * mean)) / mean
+    return (B + (square - mean) / (2.0 * mean)) / mean
 
 
 def _widened(
     low: float,
     high: float,
-    lost: float,
-    outcome: int,
-    most: tuple[float, float],
+    quantity: str,
+    gain: NDArray[np.float64],
+    means: NDArray[np.float64],
     tokens: int | None,
 ) -> tuple[float, float]:
-    """Room for what clipping may have lost: up to `lost` times the largest outcome."""
-    if outcome < 2:
-        return low, high + lost * most[outcome]
-    assert tokens is not None
-    return 1.0 / (1.0 / low + lost * most[1] / tokens), high
+    """Room for what clipping may have lost: each outcome's mean may be larger by its `gain`."""
+    if quantity == "reward per round":
+        return low, high + gain[REWARD]
+    if quantity == "tokens per round":
+        return low, high + gain[TOKENS]
+    if quantity.startswith("rounds"):
+        assert tokens is not None
+        return 1.0 / (1.0 / low + gain[TOKENS] / tokens), high
+    more_tokens, longer = (1.0 + gain[i] / means[i] for i in (TOKENS, STEPS))
+    if quantity == "tokens per step":
+        return low / longer, high * more_tokens
+    return low / more_tokens, high * longer
 
 
-def _check_weights(sums: NDArray[np.float64], unit: str) -> None:
-    """The mean weight is 1 when propensities are the logger's own."""
+def _check_weights(sums: NDArray[np.float64]) -> None:
+    """The mean weight is 1 when propensities are the logger's own, whatever the queries are."""
     U = len(sums)
     if U < FEWEST_UNITS:
         return

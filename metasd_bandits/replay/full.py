@@ -71,8 +71,8 @@ def full_replay(
     tokens : int, optional
         B; asks for the rounds (and steps) each query needs to emit B tokens.
     level : float
-        Coverage of the intervals. They resample queries where there are at least 10, else
-        blocks of rounds.
+        Coverage of the intervals. They resample queries (with 2 to 9: Student's over queries),
+        or blocks of rounds of a single one; they are NaN for a policy that learns across queries.
     progress : callable, optional
         Told the number of rounds after each batch.
 

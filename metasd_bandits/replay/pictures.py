@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metasd_bandits import checks, plotting
 from metasd_bandits.replay.coverage import interval_coverage
@@ -28,6 +30,7 @@ def draw(
     scope: str,
     seeds: int,
     logs: int,
+    queries: int,
     progress: Callable[[int], None] | None,
 ) -> dict[str, Any]:
     """Draw one picture into `path` and return its numbers, ready for JSON."""
@@ -40,7 +43,7 @@ def draw(
         elif kind == "coverage":
             target = policies[0] if policies else "uniform"
             covered = interval_coverage(
-                reader, target, levels=LEVELS, n_logs=logs, progress=progress
+                reader, target, levels=LEVELS, n_logs=logs, queries=queries, progress=progress
             )
             figure = plotting.plot_coverage(np.array(LEVELS), covered, logs)
             numbers = {"levels": LEVELS, "covered": {m: c.tolist() for m, c in covered.items()}}
@@ -73,5 +76,9 @@ def _numbers(c: Curves, kind: str, arms: Sequence[str]) -> dict[str, Any]:
     curve: Curve = getattr(c, kind)
     return {
         **values,
-        **{end: getattr(curve, end).tolist() for end in ("mean", "low", "high")},
+        **{end: _or_none(getattr(curve, end)) for end in ("mean", "low", "high")},
     }
+
+
+def _or_none(values: NDArray[np.float64]) -> list[float | None]:
+    return [x if math.isfinite(x) else None for x in values.tolist()]

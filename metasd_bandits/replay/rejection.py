@@ -10,9 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import rel_entr
+from scipy.stats import binom
 
 from metasd_bandits import checks
-from metasd_bandits.intervals import ReplayError
+from metasd_bandits.intervals import ReplayError, UnitSums
 from metasd_bandits.policy import Policy
 from metasd_bandits.replay.full import (
     UNTIMED,
@@ -57,13 +60,14 @@ def rejection_replay(
         As in `full_replay`.
     floor : float, optional
         A lower bound on the logger's propensities of all arms, in (0, 1]; default: the least
-        propensity in the log.
+        that the log shows (a used arm's, or an equal share of what it left to the others).
 
     Raises
     ------
     ReplayError
-        If propensities are missing or 1 (a deterministic logger), lie below `floor`, or an arm
-        was never logged.
+        If propensities are missing or 1 (a deterministic logger), lie below `floor`, an arm was
+        never logged or, over some stretch of rounds, too rarely for `floor`, or the number of
+        rounds kept is not what `floor` promises.
 
     Notes
     -----
@@ -93,12 +97,16 @@ def rejection_replay(
             keep = rng.random(len(batch)) < chance
             taken = player.match(starts, batch["arm"], batch["reward"], costs, keep)
             tally.add_logged(batch, taken)
+    for tally in tallies:
+        _check_kept(tally.accepted, tally.rounds, floor)
     return summed_up(policy, "rejection", options, tallies, unknown)
 
 
 def _logger_floor(reader: Reader, floor: float | None) -> float:
     """The least propensity, once the log is known to support rejection replay."""
-    least, seen = math.inf, np.zeros(len(reader.header.arms), dtype=np.int64)
+    K = len(reader.header.arms)
+    least, seen, done = math.inf, np.zeros(K, dtype=np.int64), 0
+    uses = UnitSums(K + 1, most=512)
     for batch in reader.batches(("arm", "propensity", "reward")):
         p = batch["propensity"]
         if np.isnan(p).any():
@@ -110,13 +118,17 @@ def _logger_floor(reader: Reader, floor: float | None) -> float:
             raise ReplayError(f"the log holds a propensity of {p[(p <= 0.0) | (p > 1.0)][0]}")
         if np.isnan(batch["reward"]).any():
             raise ReplayError("the log holds a reward of nan")
-        least = min(least, float(p.min()))
+        room = float((1.0 - p.max()) / (K - 1)) if K > 1 else 1.0  # for the least of the others
+        least = min(least, float(p.min()), room if room < p.min() * (1.0 - 1e-9) else math.inf)
         if len(seen) > 1 and (p > 1.0 - 1e-9).any():
             raise ReplayError(
                 f"{(p > 1.0 - 1e-9).mean():.0%} of the first rounds have propensity 1: a "
                 "deterministic logger gave the other arms no chance, so their rewards are unknown"
             )
-        seen += np.bincount(batch["arm"], minlength=len(seen))
+        seen += np.bincount(batch["arm"], minlength=K)
+        each = (np.where(batch["arm"] == a, 1.0 / p, 0.0) for a in range(K))
+        uses.add(np.arange(done, done + len(p)), 1.0, *each)
+        done += len(p)
     if not seen.sum():
         raise ReplayError("the trace holds no rounds")
     if not seen.all():
@@ -126,10 +138,48 @@ def _logger_floor(reader: Reader, floor: float | None) -> float:
             "wait for ever"
         )
     if floor is None:
+        _check_support(uses.sums, least, reader.header.arms)
         return least
     floor = checks.number("floor", floor, 0.0, 1.0, open_low=True)
     if floor > least:
         raise ReplayError(
             f"floor={floor} is above the least propensity in the log, {least}; lower it"
         )
+    _check_support(uses.sums, floor, reader.header.arms)
     return floor
+
+
+def _check_support(sums: NDArray[np.float64], floor: float, arms: Sequence[str]) -> None:
+    """Refuse a log in which some arm was used too rarely, in any stretch, for the floor to hold.
+
+    [a = i] / p has mean 1 in every round that gives arm i a chance and is at most 1 / floor, so
+    over m rounds P(mean <= x) <= exp(-m KL(floor x || floor)) (Hoeffding 1963, theorem 1, for
+    martingales). All stretches of blocks are tried; one log in 10^6 is refused by chance at most.
+    """
+    total = np.vstack([np.zeros(sums.shape[1]), np.cumsum(sums, axis=0)])
+    U, K = len(sums), sums.shape[1] - 1
+    limit = math.log(1e6 * K * U * (U + 1) / 2.0)
+    for width in range(U, 0, -1):
+        window = total[width:] - total[:-width]
+        rounds, used = window[:, :1], window[:, 1:]
+        x = np.minimum(floor * used / rounds, floor)
+        evidence = rounds * (rel_entr(x, floor) + rel_entr(1.0 - x, 1.0 - floor))
+        if evidence.max() > limit:
+            place, arm = np.unravel_index(int(np.argmax(evidence)), evidence.shape)
+            first, n = int(total[place, 0]), int(rounds[place, 0])
+            raise ReplayError(
+                f"rounds {first} to {first + n - 1} use arm {arms[int(arm)]!r} so rarely that the "
+                f"logger cannot have given it a probability of {floor:.3g} in each; where an arm "
+                "had no chance the log cannot judge a policy that wants it: replay the part of "
+                "the log that supports all arms, or use full replay"
+            )
+
+
+def _check_kept(kept: int, rounds: int, floor: float) -> None:
+    """Each round is kept with probability `floor`, whatever the policy wants: a binomial law."""
+    if min(binom.cdf(kept, rounds, floor), binom.sf(kept - 1, rounds, floor)) < 1e-9:
+        raise ReplayError(
+            f"{kept} of {rounds} rounds were kept, and a logger that gave every arm at least "
+            f"{floor:.3g} lets about {floor * rounds:.0f} through: its propensities are not those "
+            "in the log, or arms had no chance in part of it"
+        )

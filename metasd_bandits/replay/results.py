@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, is_dataclass
 from typing import NamedTuple
 
@@ -10,13 +11,15 @@ from numpy.typing import NDArray
 
 from metasd_bandits.carried import Carried
 from metasd_bandits.intervals import (
-    FEWEST_UNITS,
+    ONE_QUERY,
     Bootstrap,
     Estimate,
     ReplayError,
     Statistic,
     UnitSums,
 )
+from metasd_bandits.policies.fixed import Fixed
+from metasd_bandits.policies.uniform import Uniform
 from metasd_bandits.policy import Policy
 from metasd_bandits.replay.tally import (
     REACHED,
@@ -29,7 +32,7 @@ from metasd_bandits.replay.tally import (
     Tally,
 )
 
-__all__ = ["Options", "ReplayResult", "difference", "policy_text", "summed_up"]
+__all__ = ["Options", "ReplayResult", "difference", "learns_across", "policy_text", "summed_up"]
 
 
 class Options(NamedTuple):
@@ -79,7 +82,10 @@ class ReplayResult:
 
 
 def difference(a: ReplayResult, b: ReplayResult, quantity: str, seed: int = 0) -> Estimate:
-    """How much more of a quantity `a` has than `b` on one trace, units resampled in pairs."""
+    """How much more of a quantity `a` has than `b` on one trace, units resampled in pairs.
+
+    The interval is NaN where one of the two has none.
+    """
     one, other = a[quantity], b[quantity]
     if (a.method, one.unit) != (b.method, other.unit):
         raise ReplayError("a difference needs two replays of one trace by one method")
@@ -94,6 +100,8 @@ def difference(a: ReplayResult, b: ReplayResult, quantity: str, seed: int = 0) -
 
     flat = both.reshape(rows, -1)
     low, high = Bootstrap(flat, one.level, seed).interval(gap)
+    if math.isnan(one.low + other.low):
+        low = high = math.nan
     return Estimate(
         quantity, one.value - other.value, low, high, one.level, a.method, one.unit, rows,
         one.rounds, min(one.accepted, other.accepted), min(one.effective, other.effective),
@@ -125,6 +133,7 @@ def summed_up(
     scope = "query"
     if isinstance(policy, Carried):
         scope = "carried" if policy.keep == 1.0 else f"carried, keep={policy.keep:g}"
+    carries = learns_across(policy)
     tokens, steps = unknown.get("tokens", ""), unknown.get("steps", "")
     asked = {
         "reward per round": "",
@@ -139,7 +148,7 @@ def summed_up(
     by_query, by_round = (
         _mean_of([getattr(t, n) for t in tallies]) for n in ("by_query", "by_round")
     )
-    unit = "query" if tallies[0].queries >= FEWEST_UNITS else "block of rounds"
+    unit = "query" if tallies[0].queries > 1 else "block of rounds"
     accepted = sum(t.accepted for t in tallies) / len(tallies)
     if not accepted:
         asked = dict.fromkeys(asked, "no round of the log was accepted")
@@ -151,7 +160,7 @@ def summed_up(
         of = "query" if " to " in quantity else unit
         sums = by_query if of == "query" else by_round
         statistic = _statistic(quantity)
-        low, high = bootstraps[of].interval(statistic)
+        low, high = (math.nan,) * 2 if carries else bootstraps[of].interval(statistic)
         estimates[quantity] = Estimate(
             quantity,
             float(statistic(sums.sum(axis=0)[None])[0]),
@@ -164,7 +173,7 @@ def summed_up(
             tallies[0].rounds,
             round(accepted),
             accepted,
-            notes=_notes(method, scope, of),
+            notes=_notes(method, carries, of),
         )
     return ReplayResult(
         policy_text(policy),
@@ -186,6 +195,16 @@ def _mean_of(parts: list[UnitSums]) -> NDArray[np.float64]:
     return total / len(parts)
 
 
+def learns_across(policy: Policy) -> bool:
+    """Whether what a policy learned in one query decides in later ones.
+
+    Then a trace is one run of it, however many queries there are: queries are no independent
+    units, and no interval follows from them.
+    """
+    stationary = isinstance(policy, Carried) and isinstance(policy.policy, (Fixed, Uniform))
+    return isinstance(policy, Carried) and policy.keep > 0.0 and not stationary
+
+
 def policy_text(policy: Policy) -> str:
     """A policy as `make_policy` reads it."""
     if isinstance(policy, Carried):
@@ -196,15 +215,15 @@ def policy_text(policy: Policy) -> str:
     return f"{policy.name}:{written}" if written else policy.name
 
 
-def _notes(method: str, scope: str, unit: str) -> tuple[str, ...]:
+def _notes(method: str, carries: bool, unit: str) -> tuple[str, ...]:
     notes = []
-    if unit != "query":
+    if carries:
         notes.append(
-            f"fewer than {FEWEST_UNITS} queries: the interval resamples blocks of rounds and does "
-            "not tell how another run of a learning policy would differ"
+            "no interval: the policy learns across queries, so that the trace is one run of it and "
+            "does not tell how another run would differ"
         )
-    elif scope != "query":
-        notes.append("the policy learns across queries; the interval takes them as exchangeable")
+    elif unit != "query":
+        notes.append(f"{ONE_QUERY}, not of how another run of a learning policy would differ")
     if method == "rejection":
         notes.append("the answer is for runs as long as the accepted rounds, not as the log")
     return tuple(notes)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metasd_bandits.replay.full import Progress, Source
+from metasd_bandits.intervals import ReplayError
+from metasd_bandits.replay.estimators import estimate
+from metasd_bandits.replay.full import Progress, Source, full_replay
+from metasd_bandits.replay.rejection import rejection_replay
 from metasd_bandits.traces.columns import Reader, open_trace
 
 __all__ = ["TraceSummary", "summarize"]
@@ -74,7 +78,7 @@ class TraceSummary:
 
 
 def summarize(source: Source, progress: Progress | None = None) -> TraceSummary:
-    """Read a trace once and tell what it holds."""
+    """Tell what a trace holds, and try on it each question that it may answer."""
     reader = open_trace(source)
     K = len(reader.header.arms)
     pulls, sums = np.zeros(K, dtype=np.int64), np.zeros((3, K))
@@ -125,11 +129,24 @@ def _answers(
         randomised = f"the logger was certain of its arm in {certain} of {rounds} rounds"
     never = [a for a, n in zip(reader.header.arms, pulls, strict=True) if n == 0]
     unused = f"never used: {', '.join(never)}" if never else ""
+    used = [float(n > 0) / np.count_nonzero(pulls) for n in pulls]
     return {
-        "full replay": lacking if full < rounds else "",
-        "rejection replay": randomised or unused,
-        "estimation": randomised,
+        "full replay": (lacking if full < rounds else "")
+        or _refusal(lambda: full_replay(reader, "uniform", scope="carried")),
+        "rejection replay": randomised
+        or unused
+        or _refusal(lambda: rejection_replay(reader, "uniform", scope="carried")),
+        "estimation": randomised or _refusal(lambda: estimate(reader, used, methods=["snips"])),
     }
+
+
+def _refusal(question: Callable[[], object]) -> str:
+    """Why the trace cannot answer, or an empty string: the command itself is the judge."""
+    try:
+        question()
+    except ReplayError as refused:
+        return str(refused)
+    return ""
 
 
 def _finite(x: float) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from metasd_bandits.intervals import FEWEST_UNITS, UnitSums
+from metasd_bandits.intervals import UnitSums
 from metasd_bandits.traces.columns import Batch
 
 __all__ = ["COLUMNS", "Tally"]
@@ -126,7 +126,7 @@ class Tally:
             return
         tables = (np.ascontiguousarray(table) for table in (rewards, tokens, steps))
         rounds = (arms, rows, *tables)
-        if self.queries < FEWEST_UNITS:  # with more queries nobody asks for blocks of rounds
+        if self.queries < 2:  # with more queries nobody asks for blocks of rounds
             blocks = np.arange(self.accepted, self.accepted + n)
             sums, width = self.by_round.room_for(blocks[-1])
             aside = (self._run.copy(), sums, np.zeros_like(self.pulls))

@@ -204,8 +204,8 @@ def speed_ratio(mine: Sequence[Line], base: Sequence[Line]) -> Ratio:
        {\\sum_i n'_{ti} / \\sum_i s'_{ti}}
 
     over the prompts that both answered, all seeds together. The interval resamples prompts, both
-    methods' tokens and seconds together (`metasd_bandits.intervals.Bootstrap`); it needs ten, and
-    of several tasks four of each.
+    methods' tokens and seconds together, and is Student's over prompts with 2 to 9 of them
+    (`metasd_bandits.intervals.Bootstrap`); it needs two, and of several tasks four of each.
 
     Parameters
     ----------

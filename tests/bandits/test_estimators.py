@@ -5,10 +5,12 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from scipy.special import expit, logit
 
 from metasd_bandits import ConfigError, Trace, make_policy
 from metasd_bandits.intervals import ReplayError
+from metasd_bandits.replay.coverage import interval_coverage
 from metasd_bandits.replay.estimators import ESTIMATORS, estimate
 from metasd_bandits.replay.full import decisions, full_replay
 from metasd_bandits.replay.rejection import rejection_replay
@@ -19,6 +21,7 @@ from tests.bandits.test_replay import simple_trace
 
 LAW = SyntheticLog(queries=40, rounds=25, logger=(0.5, 0.3, 0.2), seed=3, full=False)
 TARGET = (0.1, 0.3, 0.6)
+TIMED = dataclasses.replace(LAW, steps=(1.05, 1.2, 1.6))
 
 
 def in_memory(law):
@@ -28,7 +31,7 @@ def in_memory(law):
 
 
 def shifted(reader, add):
-    batch = concatenated(reader.batches(("arm", "reward", "propensity", "emitted")))
+    batch = concatenated(reader.batches(("arm", "reward", "propensity", "emitted", "step")))
     batch.columns["reward"] = 0.5 * batch["reward"] + add
     return ColumnReader(reader.header, batch, reader.query_names)
 
@@ -96,6 +99,22 @@ def test_clipping_beyond_the_largest_weight_is_ips_and_below_it_widens():
     assert "cut" in clipped.notes[0]
 
 
+def test_clipping_leaves_room_in_tokens_and_in_steps():
+    """Unclipped means lie within what was cut times the largest outcome; so must their ratios."""
+    log = in_memory(TIMED)
+    batch = next(log.batches(()))
+    w = np.array(TARGET)[batch["arm"]] / batch["propensity"]
+    lost = np.maximum(w - 1.0, 0.0).mean()
+    y, t = ((np.minimum(w, 1.0) * batch[name]).mean() for name in ("emitted", "step"))
+    results = estimate(log, TARGET, clip=1.0, tokens=64)
+    speed = of(results, "clipped-ips", "tokens per step")
+    assert speed.low < y / (t + lost * 1.6) < (y + lost * 6) / t < speed.high
+    steps = of(results, "clipped-ips", "steps to 64 tokens")
+    assert steps.low < steps.value * y / (y + lost * 6) < steps.value * (1 + lost * 1.6 / t)
+    assert steps.value * (1 + lost * 1.6 / t) < steps.high
+    assert speed.low < of(results, "ips", "tokens per step").value < speed.high
+
+
 def renewal(pmf, B):
     """Exact expected rounds to B tokens, rounds independent: m(b) = 1 + sum p(y) m(b - y)."""
     m = np.zeros(B + 1)
@@ -111,6 +130,89 @@ def test_rounds_to_B_tokens_agree_with_the_exact_recursion():
     pmf = np.bincount(kept, minlength=7)[1:] / len(kept)
     got = of(estimate(log, "drafter-2", tokens=64), "snips", "rounds to 64 tokens")
     assert got.value == pytest.approx(renewal(pmf, 64), rel=1e-9)
+
+
+def test_steps_to_B_tokens_agree_with_the_exact_recursion():
+    """s(b) = sum_a pi_a (c_a + sum_y p_a(y) s(b - y)): no product of two means in it."""
+    log = in_memory(dataclasses.replace(TIMED, queries=200))
+    batch = next(log.batches(()))
+    w = np.array(TARGET)[batch["arm"]] / batch["propensity"]
+    w /= w.sum()
+    cost, pmf = w @ batch["step"], np.bincount(batch["emitted"], w)
+    s = np.zeros(65)
+    for b in range(1, 65):
+        s[b] = cost + sum(p * s[b - y] for y, p in enumerate(pmf) if 0 < y < b)
+    results = estimate(log, TARGET, tokens=64)
+    assert of(results, "snips", "steps to 64 tokens").value == pytest.approx(s[64], rel=1e-9)
+
+
+def test_tokens_per_step_is_a_ratio_of_estimates_in_closed_form():
+    log = in_memory(TIMED)
+    batch = next(log.batches(()))
+    arm, y, t = batch["arm"], batch["emitted"], batch["step"]
+    w = np.array(TARGET)[arm] / batch["propensity"]
+    results = estimate(log, TARGET, clip=2.0)
+
+    def dr(x):
+        means = np.array([x[arm == a].mean() for a in range(3)])
+        return np.dot(TARGET, means) + (w * (x - means[arm])).mean()
+
+    cut = np.minimum(w, 2.0)
+    wanted = {"ips": (w @ y) / (w @ t), "clipped-ips": (cut @ y) / (cut @ t), "dr": dr(y) / dr(t)}
+    wanted["snips"] = wanted["ips"]
+    for method, value in wanted.items():
+        e = of(results, method, "tokens per step")
+        assert e.value == pytest.approx(value, rel=1e-12)
+        assert e.low < e.value < e.high
+
+
+def test_the_speed_of_few_queries_has_the_textbook_interval_of_a_ratio():
+    """Leaving out one query at a time, by hand, and Student's quantile."""
+    log = in_memory(dataclasses.replace(TIMED, queries=6))
+    batch = next(log.batches(()))
+    w = np.array(TARGET)[batch["arm"]] / batch["propensity"]
+    y, t = (np.bincount(batch.query, w * batch[name]) for name in ("emitted", "step"))
+    left_out = [(y.sum() - y[i]) / (t.sum() - t[i]) for i in range(6)]
+    half = scipy.stats.t.ppf(0.975, 5) * math.sqrt(
+        5 / 6 * np.sum((left_out - np.mean(left_out)) ** 2)
+    )
+    e = of(estimate(log, TARGET), "snips", "tokens per step")
+    assert (e.value - e.low, e.high - e.value) == pytest.approx((half, half), rel=1e-9)
+
+
+def test_untimed_rounds_tell_no_speed_and_a_note_says_so():
+    batch = next(in_memory(TIMED).batches(()))
+    batch.columns["step"] = np.where(np.arange(len(batch)) == 7, math.nan, batch["step"])
+    results = estimate(ColumnReader(LAW.header, batch), TARGET, methods=["dr"], tokens=64)
+    names = [e.quantity for e in results]
+    assert names == ["reward per round", "tokens per round", "rounds to 64 tokens"]
+    assert "step is missing" in of(results, "dr", "tokens per round").notes[0]
+
+
+@pytest.mark.parametrize("queries", [5, 20])
+def test_intervals_of_the_speed_cover_the_truth(queries):
+    """200 logs of queries whose difficulty differs: hits are binomial(200, at least 0.95)."""
+    law = dataclasses.replace(TIMED, queries=queries, spread=0.8)
+    truth = true_means(law)["tokens per step"]
+    hits = dict.fromkeys(ESTIMATORS, 0)
+    for seed in range(200):
+        log = in_memory(dataclasses.replace(law, seed=seed))
+        for e in estimate(log, TARGET, seed=seed):
+            if e.quantity == "tokens per step":
+                hits[e.method] += e.low <= truth <= e.high
+    least, most = scipy.stats.binom.interval(0.999, 200, 0.95)
+    assert all(least <= n <= most for n in hits.values()), hits
+
+
+@pytest.mark.parametrize("queries", [3, 5, 9, 20])
+def test_intervals_of_few_queries_cover_the_truth(queries):
+    """200 logs of the page's demo law: hits are binomial(200, about 0.95)."""
+    law = SyntheticLog(queries=200, rounds=50, spread=0.5)
+    covered = interval_coverage(
+        SyntheticReader(law), "drafter-2", levels=[0.95], n_logs=200, queries=queries, seed=1
+    )
+    least, most = scipy.stats.binom.interval(0.999, 200, 0.95)
+    assert all(least <= 200 * share[0] <= most for share in covered.values()), covered
 
 
 def test_targets_in_every_spelling_agree():
@@ -177,6 +279,22 @@ def hermite_mean(f, sd):
     return float(w @ f(sd * x) / w.sum())
 
 
+def true_means(law):
+    """Of TARGET, queries of every difficulty together."""
+    alphas = np.array(law.alphas)
+
+    def accepted(z):
+        alpha = expit(logit(alphas)[:, None] + z)
+        return np.dot(TARGET, acceptance.mean_accepted(alpha, 5))
+
+    mean = hermite_mean(accepted, law.spread)
+    return {
+        "reward per round": mean / 5,
+        "tokens per round": 1 + mean,
+        "tokens per step": (1 + mean) / np.dot(TARGET, law.steps),
+    }
+
+
 def coverage(hits):
     return float(np.mean(hits))
 
@@ -191,15 +309,8 @@ LOGS = 1000
 @pytest.mark.slow
 def test_intervals_of_the_estimators_cover_the_truth():
     """1,000 logs of 60 queries whose difficulty differs; truth by Gauss-Hermite quadrature."""
-    law = dataclasses.replace(LAW, queries=60, rounds=20, spread=0.8)
-    alphas = np.array(law.alphas)
-
-    def accepted(z):
-        alpha = expit(logit(alphas)[:, None] + z)
-        return np.dot(TARGET, acceptance.mean_accepted(alpha, 5))
-
-    mean = hermite_mean(accepted, 0.8)
-    truth = {"reward per round": mean / 5, "tokens per round": 1 + mean}
+    law = dataclasses.replace(TIMED, queries=60, rounds=20, spread=0.8)
+    truth = true_means(law)
     hits = {(m, q): [] for m in ESTIMATORS for q in truth}
     for seed in range(LOGS):
         log = in_memory(dataclasses.replace(law, seed=seed))
@@ -210,19 +321,23 @@ def test_intervals_of_the_estimators_cover_the_truth():
 
 
 @pytest.mark.slow
-def test_intervals_of_rounds_to_B_tokens_cover_the_truth():
+def test_intervals_of_rounds_and_steps_to_B_tokens_cover_the_truth():
     """1,000 logs without queries (rounds are the units); truth by the renewal recursion."""
-    law = SyntheticLog(queries=1, rounds=600, logger=(0.5, 0.3, 0.2), full=False)
+    law = dataclasses.replace(TIMED, queries=1, rounds=600)
     pmf = sum(p * acceptance.accepted_pmf(a, 5) for p, a in zip(TARGET, law.alphas, strict=True))
-    truth = renewal(pmf, 100)
-    hits = {m: [] for m in ESTIMATORS}
+    rounds = renewal(pmf, 100)
+    truth = {
+        "rounds to 100 tokens": rounds,
+        "steps to 100 tokens": rounds * np.dot(TARGET, law.steps),
+    }
+    hits = {(m, q): [] for m in ESTIMATORS for q in truth}
     for seed in range(LOGS):
         log = in_memory(dataclasses.replace(law, seed=seed))
         for e in estimate(log, TARGET, tokens=100, seed=seed):
-            if e.quantity == "rounds to 100 tokens":
-                hits[e.method].append(e.low <= truth <= e.high)
-    for method, flags in hits.items():
-        assert_covers(method, flags)
+            if e.quantity in truth:
+                hits[e.method, e.quantity].append(e.low <= truth[e.quantity] <= e.high)
+    for key, flags in hits.items():
+        assert_covers(key, flags)
 
 
 @pytest.mark.slow

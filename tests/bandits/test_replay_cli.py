@@ -2,13 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
+import scipy.stats
 from typer.testing import CliRunner
 
 from metasd_bandits import Trace, make_policy, read_trace
 from metasd_bandits.replay.cli import app
+from metasd_bandits.replay.coverage import interval_coverage
 from metasd_bandits.replay.curves import replay_curves
 from metasd_bandits.replay.full import full_replay
+from metasd_bandits.traces.columns import ColumnReader, concatenated
 from metasd_bandits.traces.parquet import convert
 from metasd_bandits.traces.synthetic import SyntheticLog, SyntheticReader
 
@@ -137,6 +141,43 @@ def test_curves_end_where_full_replay_does():
     assert curves.rounds[-1] == 1001
 
 
+def test_bands_are_students_over_queries_however_few():
+    reader = SyntheticReader(SyntheticLog(queries=4, rounds=30, spread=1.0))
+    curve = replay_curves(reader, "fixed:arm=1", level=0.9).reward
+    x = concatenated(reader.batches(("rewards",))).per_arm["rewards"][1].reshape(4, 30).mean(axis=1)
+    want = scipy.stats.t.interval(0.9, 3, x.mean(), scipy.stats.sem(x))
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize(("queries", "scope"), [(1, "query"), (30, "carried")])
+def test_no_band_where_nothing_tells_one(tmp_path, queries, scope):
+    law = SyntheticLog(queries=queries, rounds=20)
+    convert(SyntheticReader(law), tmp_path / "t.parquet")
+    words = ("plot", "t.parquet", "p.png", "ucb", "--kind", "reward", "--scope", scope)
+    [ucb] = answer(tmp_path, *words)["policies"]
+    assert ucb["low"] == ucb["high"] == [None] * 20
+    assert all(0.0 <= x <= 1.0 for x in ucb["mean"])
+
+
+def test_a_missing_interval_is_explained(folder):
+    words = ("full.parquet", "ucb", "--scope", "carried")
+    for text in (
+        run(folder, "evaluate", *words, "--method", "full").output,
+        run(folder, "compare", *words, "uniform").output,
+    ):
+        assert " none " in text
+        assert "note: no interval: the policy learns across queries" in text
+
+
+def test_coverage_is_tried_on_logs_of_as_many_queries_as_asked(folder):
+    words = ("plot", "full.parquet", "c.png", "drafter-1", "--kind", "coverage", "--logs", "9")
+    found = answer(folder, *words, "--queries", "3")
+    direct = interval_coverage(
+        SyntheticReader(LAW), "drafter-1", levels=found["levels"], n_logs=9, queries=3
+    )
+    assert found["covered"] == {m: c.tolist() for m, c in direct.items()}
+
+
 MISTAKES = [
     (("summarize", "nowhere.parquet"), "nowhere.parquet: there is no such file"),
     (("summarize", "note.txt"), "is no trace"),
@@ -156,6 +197,7 @@ MISTAKES = [
     (("convert", "note.txt", "x.parquet", "--from", "vw", "--costs", "1"), "two numbers"),
     (("plot", "full.parquet", "x.gif", "ucb"), "unknown ending of the picture"),
     (("plot", "full.parquet", "x.png"), "at least one policy"),
+    (("plot", "full.parquet", "x.png", "--kind", "coverage", "--queries", "1"), "queries=1"),
 ]
 
 
@@ -177,3 +219,34 @@ def test_warnings_are_one_line(folder):
     assert result.exit_code == 0
     assert "warning: " in result.stderr
     assert "the last line is cut off" in result.stderr
+
+
+def unsupported(batch):
+    """Arm 0 has no chance in the first half and arm 1 none in the second, p = 1/2 all the same."""
+    coin = np.random.default_rng(0).integers(0, 2, len(batch))
+    batch.columns["arm"] = np.where(coin == 1, 2, batch.query < 100)
+    batch.columns["propensity"] = np.full(len(batch), 0.5)
+
+
+def not_the_loggers(batch):
+    batch.columns["propensity"] = np.full(len(batch), 0.2)
+
+
+def nothing_wrong(batch):
+    pass
+
+
+@pytest.mark.parametrize("spoil", [nothing_wrong, unsupported, not_the_loggers])
+def test_summarize_answers_as_the_commands_do(tmp_path, spoil):
+    batch = concatenated(SyntheticReader(SyntheticLog(queries=200, rounds=30)).batches(()))
+    spoil(batch)
+    convert(ColumnReader(SyntheticLog().header, batch), tmp_path / "log.parquet")
+    found = answer(tmp_path, "summarize", "log.parquet")
+    ways = {"full replay": "full", "rejection replay": "rejection", "estimation": "snips"}
+    for question, method in ways.items():
+        result = run(tmp_path, "evaluate", "log.parquet", "uniform", "--method", method)
+        assert (question in found["can answer"]) == (result.exit_code == 0)
+        if result.exit_code:
+            assert found["cannot answer"][question] in result.output
+    wrong = {"rejection replay", "estimation"} if spoil is not nothing_wrong else set()
+    assert set(found["cannot answer"]) == wrong

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import joblib
 import numpy as np
 import pytest
+import scipy.stats
 from bench_suites import SUITE, measure, write_suite
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -387,10 +388,42 @@ def test_a_ratio_of_speeds_is_the_mean_over_tasks_of_totals(first, second, extra
     unanswered = lines_of("m", "a", [7] * (len(first) + extra), [1e6] * (len(first) + extra))
     ratio = speed_ratio(mine + unanswered[len(first) :], base)
     assert ratio.value == pytest.approx(sum(expected) / 2)
-    if len(first) + len(second) < 10 or min(len(first), len(second)) < 4:
+    if min(len(first), len(second)) < 4:
         assert math.isnan(ratio.low)
         assert math.isnan(ratio.high)
         assert str(ratio) == f"{ratio.value:.2f}"
+
+
+def test_two_to_nine_prompts_have_the_textbook_interval_of_a_ratio():
+    own, theirs = np.random.default_rng(1).gamma(8.0, 0.25, (2, 5))
+    ratio = speed_ratio(
+        lines_of("m", "a", [50] * 5, own.tolist()), lines_of("p", "a", [50] * 5, theirs.tolist())
+    )
+    left_out = (theirs.sum() - theirs) / (own.sum() - own)
+    half = scipy.stats.t.ppf(0.975, 4) * np.sqrt(4 * left_out.var())
+    assert (ratio.value - ratio.low, ratio.high - ratio.value) == pytest.approx((half, half))
+
+
+def test_one_prompt_has_no_interval():
+    ratio = speed_ratio(lines_of("m", "a", [50], [1.0]), lines_of("p", "a", [50], [2.0]))
+    assert str(ratio) == "2.00"
+
+
+@pytest.mark.parametrize("prompts", [3, 5, 9])
+def test_intervals_of_few_prompts_cover_the_true_ratio(prompts):
+    """400 runs; hits are binomial(400, about 0.95)."""
+    rng = np.random.default_rng(prompts)
+    covered = 0
+    for _ in range(400):
+        own = rng.gamma(8.0, 0.25, prompts)
+        theirs = own * rng.gamma(30.0, 0.05, prompts)  # 1.5 times as long on average
+        counts = [50] * prompts
+        ratio = speed_ratio(
+            lines_of("m", "a", counts, own.tolist()), lines_of("p", "a", counts, theirs.tolist())
+        )
+        covered += ratio.low <= 1.5 <= ratio.high
+    least, most = scipy.stats.binom.interval(0.999, 400, 0.95)
+    assert least <= covered <= most
 
 
 @pytest.mark.parametrize("n_tasks", [1, 5])

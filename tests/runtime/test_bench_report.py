@@ -66,8 +66,8 @@ def test_speed_ups_are_ratios_of_totals(reported, rows):
         assert shown == [f"{x:.2f}" for x in [*expected, np.mean(expected)]]
         code, qa, mean = table[method]
         assert "[" in code  # ten prompts
-        assert "[" not in qa  # three
-        assert "[" not in mean
+        assert "[" in qa  # three
+        assert "[" not in mean  # of several tasks each needs four
         low, high = (float(x) for x in code.partition("[")[2].strip("]").split(","))
         assert low <= expected[0] <= high
     best = {t: max(table[m][i].split()[0] for m in SINGLES) for i, t in enumerate(("code", "qa"))}
