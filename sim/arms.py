@@ -16,7 +16,7 @@ from metasd_bandits.compiled.kernel import kernel
 from metasd_bandits.compiled.stream import uniform
 from sim.acceptance.base import rates_by_domain
 
-__all__ = ["Arms", "Bernoulli", "RewardTable", "against_ucb"]
+__all__ = ["Arms", "Bernoulli", "RewardTable", "against_ucb", "misleading"]
 
 
 class Arms(ABC):
@@ -119,4 +119,18 @@ def against_ucb(n_arms: int, horizon: int, beta: float = 1.0) -> RewardTable:
         arm = int(np.argmax(totals / pulls + beta * np.sqrt(2.0 * math.log(t) / pulls)))
         rewards[t, arm] = 0.0
         pulls[arm] += 1.0
+    return RewardTable(rewards)
+
+
+def misleading(n_arms: int, horizon: int) -> RewardTable:
+    """A sequence that deceives: arm 0 pays 1 in the first sixteenth of the rounds, then arm 1 does.
+
+    The others pay 0. Arm 1 is best, with 15/16 a round; uniform play earns 1/K, and a policy that
+    trusts what it saw first 1/16. One that does not learn, or not anew, has linear regret.
+    """
+    checks.integer("n_arms", n_arms, 2)
+    checks.integer("horizon", horizon, 16)
+    rewards = np.zeros((horizon, n_arms))
+    rewards[: horizon // 16, 0] = 1.0
+    rewards[horizon // 16 :, 1] = 1.0
     return RewardTable(rewards)

@@ -24,7 +24,7 @@ from sim.studies.fit import REFITS, fit
 from sim.studies.regret import regret_study
 from sim.studies.reproduce import check_numbers
 from sim.studies.reproduce import reproduce as reproduction
-from sim.studies.verify import CLAIMS
+from sim.studies.verify import CLAIMS, groups
 from sim.studies.verify import verify as verification
 
 __all__ = ["app", "main"]
@@ -238,7 +238,9 @@ def what_if(
 @app.command()
 @plainly
 def verify(
-    only: Annotated[str | None, typer.Option(help="One group: " + ", ".join(CLAIMS))] = None,
+    only: Annotated[
+        str | None, typer.Option(help="A group or line: " + ", ".join(groups()))
+    ] = None,
     replications: Replications = 200,
     seed: Seed = 0,
     jobs: JobCount = 1,
@@ -246,9 +248,9 @@ def verify(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test the theory's claims, one line each; exit status 1 if one fails."""
+    """Test the theory's claims, one line each; exit status 1 if one fails, 0 if undecided."""
     if only is not None:
-        checks.choice("group of claims", only, CLAIMS)
+        checks.choice("group of claims", only, [*groups(), *CLAIMS])
     where = workers(jobs, backend, scheduler)
     report = verification(replications=replications, seed=seed, jobs=where, only=only)
     present(report, as_json, None)
