@@ -349,7 +349,7 @@ class Player:
             what, how = f"the function {plain[0]!r}", "decorate it with @numba.njit(cache=True)"
         else:
             what = f"policy {self.policy.name!r}"
-            how = "derive it from metasd_bandits.compiled.policy.CompiledPolicy with kernels"
+            how = "derive it from metasd_bandits.compiled.policy.CompiledPolicy with njit kernels"
         warnings.warn(
             f"{what} is plain Python, so the simulator runs interpreted, hundreds of times slower; "
             f"{how}",

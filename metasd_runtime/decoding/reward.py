@@ -123,7 +123,7 @@ def _nodes(draft: Draft, path: Sequence[int], cut: bool) -> tuple[Node, ...] | N
 
     Of a text that a stop `cut` behind the path nobody knows how it would have gone on.
     """
-    if draft.owners is None or draft.chances is None:
+    if not draft.owners or not draft.chances:
         return None
     stands = {-1, *path}
     known = stands - ({path[-1]} if cut and path else set())

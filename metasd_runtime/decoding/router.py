@@ -128,7 +128,10 @@ class Router:
     @property
     def drafter_parts(self) -> list[Part]:
         """The drafters with a state of their own."""
-        return [Part(f"drafter {base.name!r}", base) for base in self.bases]
+        held = [
+            one for base in self.bases for one in {id(d): d for d in (base, *base.parts)}.values()
+        ]
+        return [Part(f"drafter {one.name!r}", one) for one in held]
 
     @property
     def carries(self) -> bool:

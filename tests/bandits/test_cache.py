@@ -56,7 +56,7 @@ def test_policies_play_as_ever_without_a_cache_and_warn_once(nowhere: Path, tmp_
 
 TEMPLATE = """
 import gate
-from metasd_bandits.policies.ucb import select  # bound by specialise
+from metasd_bandits.compiled.stand_ins import select  # bound by specialise
 
 gate.pass_through()
 AFTER = 1

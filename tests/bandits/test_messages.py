@@ -41,9 +41,9 @@ def played() -> Any:
 
 
 def weights(x: Any) -> None:
-    sums = np.full((50, 12), float(x))
+    sums = np.full((50, 15), float(x))
     sums[:, 0] = 1.0  # of what is divided by, N; the spread is zero
-    _check_weights(sums, "queries")
+    _check_weights(sums)
 
 
 CALLS: dict[str, Callable[[Any], object]] = {

@@ -170,7 +170,10 @@ def test_when_every_drafter_is_broken_decoding_is_plain(model, answer):
 
     for reward in ("bd", "throughput"):
         metasd = MetaSD(
-            model, drafters=[BrokenAtCommit(), Broken(), BrokenFromTheStart()], reward=reward
+            model,
+            drafters=[BrokenAtCommit(), Broken(), BrokenFromTheStart()],
+            policy="ucb",
+            reward=reward,
         )
         with pytest.warns(RuntimeWarning) as caught:
             output = metasd.generate(
@@ -395,7 +398,7 @@ def test_the_policys_memory_between_queries_is_as_asked(model):
     pool = [Script("right", lambda t, n: [0] * n), Script("none of it", lambda t, n: [])]
     pulls = {}
     for scope in ("query", "carried"):
-        metasd = MetaSD(model, drafters=pool, reward="bd", scope=scope)
+        metasd = MetaSD(model, drafters=pool, policy="ucb", reward="bd", scope=scope)
         for _ in range(3):
             output = metasd.generate(
                 [PROMPT], max_new_tokens=4, do_sample=False, eos_token_id=None, seed=0,

@@ -62,7 +62,7 @@ def test_greedy_output_is_the_targets(model: Any, n: int) -> None:
     plain = model.generate(ids, max_new_tokens=60, do_sample=False)
     target = Target(model)
     drafters = [new_drafter(model, target), new_drafter(model, target, 1, (2, 3)), "suffix"]
-    metasd = MetaSD(model, drafters=drafters, draft_length=n, reward="bd")
+    metasd = MetaSD(model, drafters=drafters, policy="ucb", draft_length=n, reward="bd")
     output = metasd.generate(ids, max_new_tokens=60, return_dict_in_generate=True)
     assert torch.equal(output.sequences, plain)
     assert all(arm.pulls > 0 for arm in output.statistics.arms[:3])

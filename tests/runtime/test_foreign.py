@@ -85,7 +85,8 @@ def test_greedy_output_is_plain_generates(target, small, ours, theirs, prompt, k
 def test_the_same_model_and_tokenizer_agree_with_the_target(target, ours, prompt, kind):
     """Nothing is lost in translation where there is nothing to translate."""
     allowed = [i for i in range(len(ours)) if i != ours.eos_token_id]
-    metasd = MetaSD(target, ours, drafters=[kind(target, ours, ours, len(ours))], reward="be")
+    drafters = [kind(target, ours, ours, len(ours))]
+    metasd = MetaSD(target, ours, drafters=drafters, policy="ucb", reward="be")
     out = metasd.generate(
         prompt,
         max_new_tokens=40,

@@ -163,7 +163,7 @@ def test_a_refused_call_counts_nowhere(model):
 @pytest.mark.parametrize("scope", ["query", "carried"])
 def test_between_the_results_of_many(model, scope):
     """The session is free, but for a policy that is carried on; an iterator let go frees it."""
-    metasd, prompts = session(model, scope=scope), [PROMPT, OTHER, PROMPT]
+    metasd, prompts = session(model, policy="ucb", scope=scope), [PROMPT, OTHER, PROMPT]
     truths = [greedy_text(model, prompt, N) for prompt in prompts]
     outputs = metasd.generate_many(prompts, max_batch=2, order="completed", max_new_tokens=N)
     texts = []

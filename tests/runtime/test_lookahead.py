@@ -78,7 +78,9 @@ def test_every_guess_is_the_targets_along_its_own_path(model: Any, level: int, w
 def test_greedy_output_is_the_targets(model: Any, n: int) -> None:
     ids = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(n))
     plain = model.generate(ids, max_new_tokens=60, do_sample=False)
-    metasd = MetaSD(model, drafters=["lookahead", "suffix"], draft_length=n, reward="bd")
+    metasd = MetaSD(
+        model, drafters=["lookahead", "suffix"], policy="ucb", draft_length=n, reward="bd"
+    )
     output = metasd.generate(ids, max_new_tokens=60, return_dict_in_generate=True)
     assert torch.equal(output.sequences, plain)
     own = [r for r in output.trace if r.arm == 0 and r.drafted]
@@ -89,7 +91,7 @@ def test_greedy_output_is_the_targets(model: Any, n: int) -> None:
 def test_it_finds_a_text_that_repeats_itself(permutation_lm: Callable[..., Any]) -> None:
     """A target that goes round in a circle of nine is foreseen in full before long."""
     model = permutation_lm([*range(1, 9), 0])
-    metasd = MetaSD(model, drafters=["lookahead"], draft_length=5, reward="bd")
+    metasd = MetaSD(model, drafters=["lookahead"], policy="ucb", draft_length=5, reward="bd")
     output = metasd.generate(
         torch.tensor([[0, 1, 2]]), max_new_tokens=60, return_dict_in_generate=True
     )

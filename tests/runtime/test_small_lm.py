@@ -52,7 +52,7 @@ def test_greedy_output_is_the_targets(wide: Any, width: int | None) -> None:
     target = Target(wide)
     student = new_student(wide, width)
     drafter = small_language_model(student.shape, student.weights(), VOCABULARY, target, "lm-d")
-    metasd = MetaSD(wide, drafters=[drafter, "suffix"], reward="bd")
+    metasd = MetaSD(wide, drafters=[drafter, "suffix"], policy="ucb", reward="bd")
     ids = torch.randint(1, 40, (2, 7), generator=torch.Generator().manual_seed(0))
     plain = wide.generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert torch.equal(metasd.generate(ids, max_new_tokens=30, pad_token_id=0), plain)

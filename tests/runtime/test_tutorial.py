@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "decoding.md"
 def test_the_tutorial_runs_as_written(tmp_path, monkeypatch, capsys, smollm):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     namespace: dict[str, Any] = {}
     texts, arms = [], []
     ids = smollm.tokenizer("one two three one two three one", return_tensors="pt").input_ids
