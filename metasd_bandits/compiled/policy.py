@@ -170,9 +170,9 @@ class CompiledPolicy(Policy):
         n = len(arms)
         every = (
             np.array([operator.index(arm) for arm in arms], dtype=np.int64),
-            np.array(rewards, dtype=np.float64),
-            np.ones(n) if costs is None else np.array(costs, dtype=np.float64),
-            np.full(n, np.nan) if propensities is None else np.array(propensities, np.float64),
+            _floats(rewards),
+            np.ones(n) if costs is None else _floats(costs),
+            np.full(n, np.nan) if propensities is None else _floats(propensities),
         )
         if any(values.shape != (n,) for values in every):
             raise ValueError(f"update_many was given {n} arms; give as many of everything else")
@@ -189,7 +189,7 @@ class CompiledPolicy(Policy):
         self._live.update_many(self._buffer, a, r, c, p)
 
     def _checked(self, rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-        every = np.array(rewards, dtype=np.float64, order="C")
+        every = _floats(rewards)
         if every.shape != (self.n_arms,):
             raise ValueError(f"rewards has shape {every.shape}; give one for each arm")
         if not ((every >= 0.0) & (every <= 1.0)).all():
@@ -355,6 +355,13 @@ def _saved_array(state: dict[str, Any], key: str, dtype: Any) -> NDArray[Any]:
         return np.array(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"this state is damaged: its {key} cannot be read ({error})") from None
+
+
+def _floats(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    try:
+        return np.array(values, dtype=np.float64, order="C")
+    except OverflowError:
+        raise ValueError("an integer given is beyond every float; nothing was learned") from None
 
 
 @cache

@@ -128,10 +128,8 @@ class Router:
     @property
     def drafter_parts(self) -> list[Part]:
         """The drafters with a state of their own."""
-        held = [
-            one for base in self.bases for one in {id(d): d for d in (base, *base.parts)}.values()
-        ]
-        return [Part(f"drafter {one.name!r}", one) for one in held]
+        held = {id(d): d for base in self.bases for d in (base, *base.parts)}
+        return [Part(f"drafter {drafter.name!r}", drafter) for drafter in held.values()]
 
     @property
     def carries(self) -> bool:

@@ -94,6 +94,15 @@ def test_a_number_beyond_every_float_is_out_of_range() -> None:
             CALLS[name](value)
 
 
+@pytest.mark.parametrize("what", ["rewards", "costs", "propensities"])
+def test_a_number_beyond_every_float_is_refused_among_many(what: str) -> None:
+    policy, given = played(), {"rewards": [0.5, 0.5], "costs": None, "propensities": None}
+    before = policy.state_dict()
+    with pytest.raises(ValueError, match="beyond every float"):
+        policy.update_many([0, 1], **{**given, what: [0.5, 10**400]})
+    assert repr(policy.state_dict()) == repr(before)
+
+
 def test_weights_that_are_all_alike_and_wrong_are_refused_shortly() -> None:
     with pytest.raises(ReplayError) as error:
         weights(3.0)
