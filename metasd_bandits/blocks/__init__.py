@@ -18,14 +18,13 @@ from metasd_bandits.blocks.asking import (
 )
 from metasd_bandits.blocks.calibration import Calibrator, read_prior, save_prior
 from metasd_bandits.blocks.policy import BlockUCB, Candidates, OneArm, SetPolicy, observed
-from metasd_bandits.blocks.replay import Node, NotIdentifiedError, replay_blocks
+from metasd_bandits.blocks.replay import NotIdentifiedError, replay_blocks
 
 __all__ = [
     "BlockUCB",
     "Calibrator",
     "Candidates",
     "Merged",
-    "Node",
     "NotIdentifiedError",
     "OneArm",
     "Rate",

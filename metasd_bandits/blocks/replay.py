@@ -9,37 +9,13 @@ positions where the recorded rounds began; other blocks would begin theirs elsew
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from metasd_bandits import checks
 from metasd_bandits.blocks.policy import Candidates, SetPolicy
+from metasd_bandits.round import Node
 
-__all__ = ["Node", "NotIdentifiedError", "outcome", "replay_blocks"]
-
-
-class Node(NamedTuple):
-    """One recorded candidate of a round.
-
-    Attributes
-    ----------
-    parent : int
-        -1, or a node before this one.
-    owners : tuple of int
-        The drafters that proposed it.
-    chance : float
-        What it was believed to stand with, given that its parent stood, in [0, 1].
-    stood : bool or None
-        Whether it stood; None where nobody knows.
-    key : int
-        Its bin of evidence.
-    """
-
-    parent: int
-    owners: tuple[int, ...]
-    chance: float
-    stood: bool | None
-    key: int
+__all__ = ["NotIdentifiedError", "first_owner", "outcome", "replay_blocks"]
 
 
 class NotIdentifiedError(ValueError):
@@ -56,7 +32,7 @@ def outcome(nodes: Sequence[Node]) -> list[bool | None]:
 
     Examples
     --------
-    >>> outcome([Node(-1, (0,), 0.5, False, 0), Node(0, (0,), 0.5, None, 0)])
+    >>> outcome([Node(7, -1, (0,), 0.5, False), Node(8, 0, (0,), 0.5, None)])
     [False, False]
     """
     implied: list[bool | None] = []
@@ -72,17 +48,29 @@ def outcome(nodes: Sequence[Node]) -> list[bool | None]:
     return implied
 
 
-def replay_blocks(rounds: Sequence[Sequence[Node]], policy: SetPolicy, budget: int) -> list[int]:
+def first_owner(node: Node) -> int:
+    """The bin of evidence of a node by who proposed it first."""
+    return node.owners[0]
+
+
+def replay_blocks(
+    rounds: Sequence[Sequence[Node]],
+    policy: SetPolicy,
+    budget: int,
+    key: Callable[[Node], int] = first_owner,
+) -> list[int]:
     """Tokens of each round had `policy` chosen the block; it learns from its own nodes alone.
 
     Parameters
     ----------
     rounds : sequence of sequence of Node
-        The candidates of each recorded round.
+        The nodes of each recorded round, as `metasd_bandits.round.Round` has them.
     policy : SetPolicy
         Deterministic ones give one answer; its state goes on from round to round.
     budget : int
         Nodes of a block, at least 0.
+    key : callable
+        A node's bin of evidence, for the policy.
 
     Raises
     ------
@@ -98,7 +86,7 @@ def replay_blocks(rounds: Sequence[Sequence[Node]], policy: SetPolicy, budget: i
         candidates = Candidates(
             [node.parent for node in nodes],
             [node.owners for node in nodes],
-            [node.key for node in nodes],
+            [key(node) for node in nodes],
         )
         kept = policy.select(candidates, budget)
         for i in kept:

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from metasd_bandits import ConfigError, blocks
-from metasd_bandits.blocks.replay import Node, NotIdentifiedError, replay_blocks
+from metasd_bandits.blocks.replay import NotIdentifiedError, replay_blocks
+from metasd_bandits.round import Node
 
 PARENTS, OWNERS = [-1, 0, 1, -1, 3, 0], [(0,), (0,), (0,), (1,), (1,), (1,)]
 
 
 def policy() -> blocks.BlockUCB:
     return blocks.BlockUCB(blocks.Calibrator("abcdef", mean=0.6))
+
+
+def place(node: Node) -> int:
+    """Here each node is a bin of its own, and its token is its place."""
+    return node.token
 
 
 def simulated(verified: int, rounds: int = 200) -> tuple[list[list[Node]], list[list[bool]]]:
@@ -30,7 +36,7 @@ def simulated(verified: int, rounds: int = 200) -> tuple[list[list[Node]], list[
         kept = learner.select(candidates, verified)
         shown = [x if i in kept else None for i, x in enumerate(stands)]
         learner.update(candidates, kept, shown)
-        log.append([Node(PARENTS[i], OWNERS[i], 0.5, shown[i], i) for i in range(len(PARENTS))])
+        log.append([Node(i, PARENTS[i], OWNERS[i], 0.5, shown[i]) for i in range(len(PARENTS))])
         truth.append(stands)
     return log, truth
 
@@ -44,27 +50,27 @@ def test_with_everything_verified_any_budget_brings_what_it_would_have(budget: i
         kept = learner.select(candidates, budget)
         learner.update(candidates, kept, [x if i in kept else None for i, x in enumerate(stands)])
         expected.append(1 + sum(stands[i] for i in kept))
-    assert replay_blocks(log, policy(), budget) == expected
+    assert replay_blocks(log, policy(), budget, place) == expected
 
 
 def test_the_recorded_budget_replays_as_recorded_and_a_larger_one_is_refused_by_name() -> None:
     log, _ = simulated(3)
     recorded = [1 + sum(bool(node.stood) for node in nodes) for nodes in log]
-    assert replay_blocks(log, policy(), 3) == recorded
+    assert replay_blocks(log, policy(), 3, place) == recorded
     with pytest.raises(NotIdentifiedError, match=r"round \d+: node \d, proposed by \[\d\]"):
-        replay_blocks(log, policy(), 6)
+        replay_blocks(log, policy(), 6, place)
 
 
 def test_behind_a_node_that_fell_nothing_need_be_verified() -> None:
-    nodes = [Node(-1, (0,), 0.5, False, 0), Node(0, (0,), 0.5, None, 1)]
+    nodes = [Node(0, -1, (0,), 0.5, False), Node(1, 0, (0,), 0.5, None)]
     assert replay_blocks([nodes], policy(), 2) == [1]
-    unknown = [Node(-1, (0,), 0.5, True, 0), Node(0, (0,), 0.5, None, 1)]
+    unknown = [Node(0, -1, (0,), 0.5, True), Node(1, 0, (0,), 0.5, None)]
     with pytest.raises(NotIdentifiedError, match="node 1"):
         replay_blocks([unknown], policy(), 2)
 
 
 def test_rounds_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ConfigError, match="node 1 stood but its parent, node 0, fell"):
-        replay_blocks([[Node(-1, (0,), 0.5, False, 0), Node(0, (0,), 0.5, True, 1)]], policy(), 1)
+        replay_blocks([[Node(0, -1, (0,), 0.5, False), Node(1, 0, (0,), 0.5, True)]], policy(), 1)
     with pytest.raises(ConfigError, match="node 0 has parent 0"):
-        replay_blocks([[Node(0, (0,), 0.5, True, 0)]], policy(), 1)
+        replay_blocks([[Node(0, 0, (0,), 0.5, True)]], policy(), 1)

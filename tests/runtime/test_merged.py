@@ -23,6 +23,7 @@ from scripted import Script, greedy_text
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 
 from metasd_bandits import ConfigError, TraceError, TraceWriter, read_trace
+from metasd_bandits.blocks import BlockUCB, Calibrator, replay_blocks
 from metasd_runtime.decoding.drafter import Draft, Drafter, DrafterUnavailableError
 from metasd_runtime.decoding.randomness import Purpose
 from metasd_runtime.decoding.sampling import Sampling, draw
@@ -415,3 +416,19 @@ def test_what_was_learned_can_be_taken_up():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         other.start([1, 2, 1])
+
+
+def test_recorded_blocks_replay_as_they_were_and_smaller_ones_bring_no_more(tiny_llama, tmp_path):
+    metasd = MetaSD(tiny_llama(3, vocab=12), drafters=["prompt-lookup", "suffix", "early-exit:1"])
+    path = tmp_path / "trace.jsonl"
+    metasd.generate([1, 2, 3, 1, 2, 3, 1], max_new_tokens=40, eos_token_id=None, trace=path)
+    rounds = read_trace(path).rounds[:-1]  # the last one was cut at the length
+    nodes = [r.nodes or () for r in rounds]
+
+    def replayed(budget: int) -> list[int]:
+        return replay_blocks(nodes, BlockUCB(Calibrator("abcdefgh")), budget)
+
+    assert any(len(block) > 1 for block in nodes)
+    assert replayed(99) == [r.emitted for r in rounds]
+    assert all(a <= b for a, b in zip(replayed(1), replayed(99), strict=True))
+    assert replayed(0) == [1] * len(rounds)
