@@ -110,7 +110,7 @@ def test_sampling_follows_its_seed(run, model_folder):
         return json.loads(out)["tokens"]
 
     # `auto` fits its blocks to measured times, so its draws differ between runs; losslessness is
-    # in distribution. A fixed arm and a reward without times make the tokens a function of the seed.
+    # in distribution. A fixed arm and a reward without times make the text follow the seed.
     def alone(seed: int) -> list[int]:
         _, out, _ = run(
             "generate", "abc", "--target", model_folder, "--drafters", "early-exit:2",
